@@ -27,7 +27,7 @@ from bench.multiprocessors import resident
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.backends.triton.small_batch import WIDEST
 from fastsim.pairs import Guide, Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 # Those that take longest to compile come first, so that all processes end at about the same time.
 ARCHITECTURES = ("sm_90", "sm_80", "gfx942", "sm_86", "sm_89", "sm_100", "sm_120", "gfx1100")
@@ -173,7 +173,7 @@ def _integers(count, below=9):
 
 
 def tiles():
-    """(name, Tile) of every epilogue with every kind of pairs that it meets."""
+    """(name, `TileLoss`) of every epilogue with every kind of pairs that it meets."""
     scale, bias = torch.tensor(20.0), torch.tensor(-10.0)
     positives = Pairs(torch.arange(ROWS))
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
@@ -193,24 +193,24 @@ def tiles():
     )
     guided = Pairs(torch.arange(ROWS), guide=guide)
     return [
-        ("positives", Tile("softmax", positives, scale, bias)),
-        ("symmetric", Tile("softmax", positives, scale, bias, symmetric=True)),
-        ("exclude", Tile("softmax", excluding, scale, bias, 0.1, symmetric=True)),
-        ("others", Tile("softmax", others, scale, bias, normalise=True)),
-        ("guided", Tile("softmax", guided, scale, bias, symmetric=True)),
-        ("dense", Tile("softmax", dense, scale, bias)),
-        ("decoupled", Tile("decoupled", positives, scale, bias)),
-        ("multi_positive", Tile("multi_positive", others, scale, bias)),
+        ("positives", TileLoss("softmax", positives, scale, bias)),
+        ("symmetric", TileLoss("softmax", positives, scale, bias, symmetric=True)),
+        ("exclude", TileLoss("softmax", excluding, scale, bias, 0.1, symmetric=True)),
+        ("others", TileLoss("softmax", others, scale, bias, normalise=True)),
+        ("guided", TileLoss("softmax", guided, scale, bias, symmetric=True)),
+        ("dense", TileLoss("softmax", dense, scale, bias)),
+        ("decoupled", TileLoss("decoupled", positives, scale, bias)),
+        ("multi_positive", TileLoss("multi_positive", others, scale, bias)),
         (
             "multi_similarity",
-            Tile("multi_similarity", others, scale, bias, base=0.5, positive_scale=2.0),
+            TileLoss("multi_similarity", others, scale, bias, base=0.5, positive_scale=2.0),
         ),
-        ("sigmoid groups", Tile("sigmoid", groups, scale, bias)),
-        ("sigmoid dense", Tile("sigmoid", dense, scale, bias)),
-        ("squared_error groups", Tile("squared_error", groups, scale, bias)),
-        ("squared_error integers", Tile("squared_error", integers, scale, bias)),
-        ("levels once", Tile("levels", once, scale, bias, levels=levels)),
-        ("levels dense", Tile("levels", dense, scale, bias, levels=levels)),
+        ("sigmoid groups", TileLoss("sigmoid", groups, scale, bias)),
+        ("sigmoid dense", TileLoss("sigmoid", dense, scale, bias)),
+        ("squared_error groups", TileLoss("squared_error", groups, scale, bias)),
+        ("squared_error integers", TileLoss("squared_error", integers, scale, bias)),
+        ("levels once", TileLoss("levels", once, scale, bias, levels=levels)),
+        ("levels dense", TileLoss("levels", dense, scale, bias, levels=levels)),
     ]
 
 
@@ -264,19 +264,19 @@ def run_small(dtype, depth=768):
     others = Pairs(row_groups=_integers(ROWS), column_groups=_integers(ROWS), negative_target=0.0)
     number, plain = torch.tensor(20.0), Pairs(torch.arange(ROWS))
     for tile, right, scale in (
-        (Tile("softmax", excluding), y, 20.0),
-        (Tile("softmax", plain), torch.randn(WIDEST, depth, dtype=dtype), 20.0),
-        (Tile("softmax", excluding, margin=0.1, symmetric=True), y, number),
-        (Tile("softmax", replace(others, skip="diagonal"), normalise=True), None, 20.0),
-        (Tile("sigmoid", groups), y, 20.0),
-        (Tile("hard_triplet", excluding, margin=0.2), y, 1.0),
-        (Tile("semi-hard_triplet", excluding, margin=0.2), y, 1.0),
+        (TileLoss("softmax", excluding), y, 20.0),
+        (TileLoss("softmax", plain), torch.randn(WIDEST, depth, dtype=dtype), 20.0),
+        (TileLoss("softmax", excluding, margin=0.1, symmetric=True), y, number),
+        (TileLoss("softmax", replace(others, skip="diagonal"), normalise=True), None, 20.0),
+        (TileLoss("sigmoid", groups), y, 20.0),
+        (TileLoss("hard_triplet", excluding, margin=0.2), y, 1.0),
+        (TileLoss("semi-hard_triplet", excluding, margin=0.2), y, 1.0),
     ):
-        together = right is None
+        self_similarity = right is None
         given = x, right, scale, -10.0, 0.5
-        loss, *found = backend.whole(tile, *given, (True, not together))
-        wants = (True, not together, False, False)
-        backend.whole_gradients(tile, loss, found, given, wants, dtype)
+        loss, *found = backend.in_one_call(tile, *given, (True, not self_similarity))
+        needs_grad = (True, not self_similarity, False, False)
+        backend.one_call_gradients(tile, loss, found, given, needs_grad, dtype)
 
 
 @contextlib.contextmanager
@@ -332,7 +332,7 @@ def calls():
     made = {name: functools.partial(run_tile, tile) for name, tile in of_pairs.items()}
     square = Pairs(dense=torch.zeros(ROWS, ROWS, dtype=torch.bfloat16))
     for kind in ALONE:
-        tile = Tile(kind, square, *torch.tensor([20.0, -10.0]))
+        tile = TileLoss(kind, square, *torch.tensor([20.0, -10.0]))
         made[f"{kind} alone"] = functools.partial(run_forward, tile)
     made["positives, dot"] = functools.partial(made["positives"], rows="dot_rows")
     made["exclude, 128"] = functools.partial(made["exclude"], depth=128)

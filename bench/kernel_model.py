@@ -32,7 +32,7 @@ import torch
 from bench.compile_report import blocks_of, operand, recording, resources
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 ROWS = COLUMNS = 65536
 DEPTH = 768
@@ -229,9 +229,12 @@ def ours(architecture):
     groups = Pairs(row_groups=torch.arange(256), column_groups=torch.arange(512))
     positives = Pairs(torch.arange(256))
     steps = {
-        "siglip": (_fused(Tile("sigmoid", groups, scale, bias)), 2),
-        "info_nce": (_fused(Tile("softmax", positives, scale)), 2),
-        "info_nce symmetric": (_two_passes(Tile("softmax", positives, scale, symmetric=True)), 2),
+        "siglip": (_fused(TileLoss("sigmoid", groups, scale, bias)), 2),
+        "info_nce": (_fused(TileLoss("softmax", positives, scale)), 2),
+        "info_nce symmetric": (
+            _two_passes(TileLoss("softmax", positives, scale, symmetric=True)),
+            2,
+        ),
         "closest negative": (lambda backend, x, y: backend.closest(positives, False, x, y), 0),
     }
     for loss, (call, products) in steps.items():

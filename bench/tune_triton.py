@@ -19,7 +19,7 @@ from bench.results import write
 from fastsim.backends import get
 from fastsim.backends.triton.kernels import table
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 TILES = ((64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 
@@ -63,10 +63,10 @@ def passes(rows, columns, depth, dtype, device):
     workspace = unit_x.new_empty(rows * (columns + 64))  # its rows are padded
     weights = torch.ones(rows, device=device)
     scale, bias = torch.full((2,), 10.0, device=device).unbind()
-    positives = Tile("softmax", Pairs(torch.arange(rows, device=device)), scale, bias)
+    positives = TileLoss("softmax", Pairs(torch.arange(rows, device=device)), scale, bias)
     groups = torch.arange(columns, device=device)
     pairs = Pairs(row_groups=groups[:rows], column_groups=groups)
-    sigmoid = Tile("sigmoid", pairs, scale, bias)
+    sigmoid = TileLoss("sigmoid", pairs, scale, bias)
     state = backend.forward(positives, unit_x, unit_y)
     coefficients = positives.coefficients(state, weights.double())
     return {

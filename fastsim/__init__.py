@@ -1,8 +1,8 @@
 """fastsim: the losses of embedding models, fast, exact and small in memory.
 
-The public names are those of `fastsim/public.py` and `Encoder`; modules of the losses and their
-dense specifications are in `fastsim.losses`. Importing needs torch and numpy alone, and those only
-when a name is first asked for, so that `fastsim --help` does not wait for torch.
+The public names are `Encoder` and the names in `fastsim/public.py`. `fastsim.losses` also has each
+loss as a module and as a dense specification. The package needs only torch and numpy, and imports
+them when a name is first used, so that `fastsim --help` does not wait for torch.
 """
 
 import importlib
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def _load():
-    """The public names become names of this module."""
+    """Makes the public names names of this module."""
     public = importlib.import_module("fastsim.public")
     names = getattr(public, "__all__", None)
-    if names is not None and "__all__" not in globals():  # else it is being imported just now
+    if names is not None and "__all__" not in globals():  # None while its import is under way
         globals().update({name: getattr(public, name) for name in names})
         globals()["__all__"] = sorted(["Encoder", *names])
 
 
 def __getattr__(name):
-    """A public name on first use; `Encoder` alone wants more than torch and numpy."""
+    """Loads a public name on first use; only `Encoder` needs more than torch and numpy."""
     if name == "Encoder":
         from fastsim.encoders.encoder import Encoder
 
@@ -44,4 +44,4 @@ def __dir__():
 
 
 if sys.modules.get("torch"):
-    _load()  # there is nothing to wait for
+    _load()  # torch is imported already: nothing to wait for

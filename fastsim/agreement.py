@@ -1,7 +1,7 @@
-"""Ranks agree on a call before they exchange data.
+"""The ranks of a group agree on a call before they exchange data.
 
-A rank whose arguments are refused never leaves the others waiting: it says so in the first exchange
-of its group, and every rank raises, naming the rank and its reason.
+A rank that refuses its arguments never leaves the others waiting: it reports its error in the first
+exchange of the group. Every rank then raises an error that names the rank and its reason.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from fastsim.groups import all_gather, exchange_device
 
-_calls = threading.local()  # `open`: the group of a call that has not agreed yet
+_calls = threading.local()  # `open`: the group of a call on which the ranks have not agreed yet
 
-# Columns of the table that the ranks exchange: a row of each.
+# Columns of the table that the ranks exchange; each rank gives one row.
 _FAILED, _DIGEST, _OTHERS = 0, 1, 2
 
 
@@ -25,7 +25,7 @@ class RankError(RuntimeError):
 
 @contextmanager
 def failures_are_told(group):
-    """What is raised within, before the ranks have agreed, is told to the other ranks."""
+    """Reports an error of the block to the other ranks if the ranks have not agreed yet."""
     _calls.open = group
     try:
         yield
@@ -38,11 +38,14 @@ def failures_are_told(group):
 
 
 def agree(group, said, numbers, *, last=True):
-    """The `numbers` of every rank, one list each, once all ranks call the same with `said`.
+    """The `numbers` of every rank, one list for each, if all ranks call with the same `said`.
 
-    said: {name: text}, what has to be the same on all ranks. ValueError on every rank, with the
-    name and both values, where it is not; RankError where another rank has failed. last: whether
-    data follow, so that a later error can no longer be told; else another exchange follows.
+    said: {name: text}, what has to be the same on all ranks.
+    last: whether data follow, so that a later error can no longer be reported; otherwise another
+        exchange follows.
+
+    Raises on every rank: ValueError with the name and both values if they differ; RankError if
+    another rank has failed.
     """
     digest = hashlib.blake2b(repr(said).encode(), digest_size=7).digest()
     before = getattr(_calls, "open", None)
@@ -58,17 +61,17 @@ def agree(group, said, numbers, *, last=True):
 
 
 def tell(group, error):
-    """Answers the exchange that the other ranks wait in, with this rank's error."""
+    """Answers the exchange in which the other ranks wait with this rank's error."""
     exchange(group, [1])
     _messages(group, f"{type(error).__name__}: {error}")
 
 
 class Failures:
-    """What fails on one rank is raised on every rank: its own error, or a RankError that names it.
+    """Raises an error of one rank on every rank: there itself, elsewhere as a RankError naming it.
 
-    `caught()`: an error within is kept, and what follows is left to the other ranks. `tell()`:
-    every rank raises where one has an error; all ranks call it at the same places.
-    group: None where there is one process; then errors are raised where they happen.
+    `caught()` keeps an error of its block. `tell()` raises on every rank if any rank has kept one;
+    all ranks have to call it at the same places.
+    group: None for one process; errors are then raised where they happen.
     """
 
     def __init__(self, group):
@@ -76,17 +79,17 @@ class Failures:
 
     @contextmanager
     def caught(self):
-        """Keeps an error."""
+        """Keeps an error of the block for `tell`."""
         try:
             yield
         except Exception as error:
-            # Where the group itself has failed, nothing can be told over it.
+            # If the group itself has failed, nothing can be sent over it.
             if self.group is None or isinstance(error, dist.DistError):
                 raise
             self.error = error
 
     def tell(self):
-        """Raises where a rank has an error."""
+        """Raises if any rank has kept an error."""
         if self.group is None:
             return
         table = exchange(self.group, [self.error is not None])
@@ -100,18 +103,19 @@ class Failures:
 
 @contextmanager
 def raised_together(group):
-    """What is raised within is raised on every rank, as by `Failures`."""
+    """Raises an error of the block on every rank, as `Failures` does."""
     failures = Failures(group)
     with failures.caught():
         yield
     failures.tell()
 
 
-_WIDTH = 6  # of a row of the table; a rank that has failed does not know what the others send
+# The width of the table is fixed: a rank that has failed does not know what the others send.
+_WIDTH = 6
 
 
 def exchange(group, numbers):
-    """A row of integers of every rank."""
+    """The table of integers (ranks, _WIDTH), as lists, to which each rank gives its `numbers`."""
     numbers = [*numbers, *[0] * (_WIDTH - len(numbers))]
     mine = torch.tensor([numbers], dtype=torch.int64, device="cpu")
     device = exchange_device(group)
@@ -145,11 +149,12 @@ def _refuse(said, group):
 
 
 def describe(value):
-    """What has to be the same on all ranks, as text; a tensor on a GPU is not waited for."""
+    """A value as text, to compare it between ranks; the values of a GPU's tensor are not read."""
     if isinstance(value, torch.Tensor):
+        learnt = " (learnt)" if value.dim() == 0 and value.requires_grad else ""
         if value.dim() == 0 and value.device.type == "cpu":
-            return f"{value.item()!r}{' (learnt)' if value.requires_grad else ''}"
-        return f"a tensor of {value.dtype}"
+            return f"{value.item()!r}{learnt}"
+        return f"a tensor of {value.dtype}{learnt}"
     if isinstance(value, (tuple, list)) and any(isinstance(v, torch.Tensor) for v in value):
         return f"({', '.join(map(describe, value))})"
     return repr(tuple(value)) if isinstance(value, torch.Size) else repr(value)

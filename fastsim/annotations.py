@@ -1,4 +1,4 @@
-"""The types of arguments that several public functions share."""
+"""Types of the arguments that several public functions share."""
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
     from fastsim.groups import Ring
 
-# A number, or a 0-d tensor that may ask for a gradient.
+# A number, or a 0-d tensor that may require a gradient.
 Scalar: TypeAlias = "float | Tensor"
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 Similarity: TypeAlias = Literal["cosine", "dot"]
 Mining: TypeAlias = Literal["semi-hard", "hard"]
-# (row_ids (N,), column_ids (M,)) integers.
+# (row_ids (N,), column_ids (M,)), integers.
 Exclude: TypeAlias = "tuple[Tensor, Tensor] | None"
-# A matrix (N, M), (row_groups (N,), column_groups (M,)) integers, or None for the diagonal.
+# A matrix (N, M); (row_groups (N,), column_groups (M,)), integers; or None for the diagonal.
 Targets: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"
-# A process group whose ranks each give their part of the batch, or one around which columns travel.
+# A process group whose ranks each give a part of the batch, or a `Ring` of one.
 Group: TypeAlias = "ProcessGroup | DeviceMesh | Ring | None"

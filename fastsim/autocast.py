@@ -1,9 +1,9 @@
-"""What losses do under `torch.autocast`.
+"""Losses under `torch.autocast`.
 
-Most of the work of a loss over a matrix of scores is in products. So it casts float32 embeddings
-to the dtype of the context, as `torch.mm` casts its operands. Products of the cast numbers are
-exact; the scores, what is computed from them and the loss stay float32. The loss itself is computed
-outside the context, so that no other product is rounded.
+Most of the work of a loss over a matrix of scores is in products. So a loss casts float32
+embeddings to the dtype of the context, as `torch.mm` casts its operands. Products of the cast
+numbers are exact; the scores, all that follows from them and the loss stay float32. The rest of the
+loss is computed outside the context, so that no other product is rounded.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ def without_autocast(device_type):
 
 
 def in_autocast(*values):
-    """The values, whose float32 tensors are in the dtype of the context that they are in.
+    """The values with float32 tensors cast to the dtype of the autocast context.
 
-    Tensors may stand in tuples and lists. What is one tensor stays one.
+    Tensors may be in tuples and lists. A tensor that occurs twice is cast once and stays one.
     """
     done: list[tuple[Tensor, Tensor]] = []
     return tuple(_cast(value, done) for value in values)
 
 
 def embeddings_in_autocast(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a loss whose arguments of these names are embeddings, or tuples of them."""
+    """Decorates a loss; the arguments with these names are embeddings or tuples of embeddings."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters.values()
@@ -66,7 +66,7 @@ def _is_on(device_type):
 
 
 def _cast(value, done):
-    """done: (tensor, the same cast) of those before."""
+    """done: (tensor, the tensor cast) for those before."""
     if isinstance(value, (tuple, list)):
         return tuple(_cast(part, done) for part in value)
     if not (isinstance(value, Tensor) and value.dtype == torch.float32):

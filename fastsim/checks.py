@@ -1,4 +1,4 @@
-"""Checks at the door: each names the argument, what was wanted and what came."""
+"""Checks of arguments. Each error names the argument, what was wanted and what came."""
 
 import math
 import operator
@@ -12,13 +12,14 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGRAL = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 REDUCTIONS = ("mean", "sum", "none")
 SIMILARITIES = ("cosine", "dot")
-_LARGEST = torch.finfo(torch.float32).max  # losses of all dtypes but float64 are computed in it
+_LARGEST = torch.finfo(torch.float32).max  # losses are computed in float32, except for float64
 
 
 def check_tensor(name, value, *, ndim, dtypes, what, empty=False):
-    """`value` is a tensor of `ndim` dimensions with one of `dtypes`, called `what`.
+    """`value` is a tensor of `ndim` dimensions with one of `dtypes`.
 
-    empty: whether it may have no rows, as that of one rank of a group.
+    what: the words for such a tensor in messages.
+    empty: whether it may have no rows, as on one rank of a group.
     """
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: wanted a torch.Tensor, got {type(value).__name__}")
@@ -36,19 +37,19 @@ def check_tensor(name, value, *, ndim, dtypes, what, empty=False):
 
 
 def check_embeddings(name, value, *, empty=False):
-    """(N, D) embeddings of a floating dtype; empty: N = 0 will do, as on one rank of a group."""
+    """`value` holds embeddings (N, D) of a floating dtype; empty: as for `check_tensor`."""
     what = "floating-point embeddings (N, D)"
     check_tensor(name, value, ndim=2, dtypes=FLOATING, what=what, empty=empty)
 
 
 def check_scores(name, value, ndim=2, *, empty=False):
-    """A score matrix (N, M), or a list of scores (N,); empty: as for `check_embeddings`."""
+    """`value` is a score matrix (N, M) or a list of scores (N,); empty: as for `check_tensor`."""
     what = "floating-point scores"
     check_tensor(name, value, ndim=ndim, dtypes=FLOATING, what=what, empty=empty)
 
 
 def check_alike(name, value, other_name, other, *, rows=False):
-    """`value` has the width, dtype and device of `other`, with `rows=True` its row count too."""
+    """`value` has the width, dtype and device of `other`, and with `rows=True` as many rows."""
     if value.shape[-1] != other.shape[-1]:
         raise ValueError(
             f"{name}: wanted width {other.shape[-1]}, that of {other_name}, got {value.shape[-1]}"
@@ -63,7 +64,7 @@ def check_alike(name, value, other_name, other, *, rows=False):
 
 
 def check_device(name, value, other_name, other):
-    """Both tensors live on one device."""
+    """Both tensors are on one device."""
     if value.device != other.device:
         raise ValueError(
             f"{name}: wanted device {other.device}, that of {other_name}, got {value.device}"
@@ -71,7 +72,7 @@ def check_device(name, value, other_name, other):
 
 
 def check_enough(name, value, other_name, other):
-    """At least as many rows in `value` as in `other`: row i's positive is column i."""
+    """`value` has at least as many rows as `other`, since row i's positive is column i."""
     if value.shape[0] < other.shape[0]:
         raise ValueError(
             f"{name}: wanted at least {other.shape[0]} rows, one per row of {other_name},"
@@ -87,14 +88,14 @@ def check_sides(name, value, other_name, other, *, empty=False):
 
 
 def check_candidates(anchors, candidates, positives, group):
-    """The two sides of a loss of anchors with candidates; positives None: each its own column."""
+    """Both sides of a loss fit; with positives None, anchor i has candidate i as its positive."""
     check_sides("candidates", candidates, "anchors", anchors, empty=group is not None)
     if positives is None:
         check_enough("candidates", candidates, "anchors", anchors)
 
 
 def check_columns(scores):
-    """Scores (N, M) with a column for every row: row i's positive is column i."""
+    """Scores (N, M) have at least as many columns as rows, since row i's positive is column i."""
     rows, columns = scores.shape
     if columns < rows:
         raise ValueError(f"scores: wanted at least as many columns as rows, got {rows, columns}")
@@ -107,7 +108,7 @@ def check_choice(name, value, choices):
 
 
 def check_flags(**flags):
-    """Each is True or False."""
+    """Each value is True or False."""
     for name, value in flags.items():
         check_choice(name, value, (False, True))
 
@@ -118,16 +119,17 @@ def check_reduction(value):
 
 
 def check_similarity(value):
-    """`value` says what a score is."""
+    """`value` is a similarity."""
     check_choice("similarity", value, SIMILARITIES)
 
 
 def check_number(name, value, *, positive=False, tensor=True):
-    """A number that float32 can hold, or with `tensor` a 0-d floating tensor; `positive`: greater
-    than zero, with an inverse that float32 can hold.
+    """`value` is a number that float32 can hold, or with `tensor` a 0-d floating tensor.
 
-    A tensor's value is looked at on a CPU only: elsewhere that would wait for the device. While
-    torch.compile traces, a number stands for all that may come, and its value is not looked at.
+    positive: whether it has to be greater than 0, with an inverse that float32 can hold.
+
+    The value of a tensor is checked only on a CPU, because reading it elsewhere would wait for the
+    device. It is not checked while torch.compile traces: the number then stands for any number.
     """
     wanted = "a number or a floating tensor of one number" if tensor else "a number"
     if tensor and isinstance(value, torch.Tensor):
@@ -144,7 +146,7 @@ def check_number(name, value, *, positive=False, tensor=True):
         return
     kind = "positive " if positive else ""
     if isinstance(value, int) and abs(value) > _LARGEST:
-        value = math.inf if value > 0 else -math.inf  # it may be beyond any float
+        value = math.inf if value > 0 else -math.inf  # an int may be larger than any float
     if not math.isfinite(value) or (positive and value <= 0):
         raise ValueError(f"{name}: wanted a {kind}finite number, got {value}")
     least = 1 / _LARGEST if positive else -_LARGEST
@@ -154,13 +156,13 @@ def check_number(name, value, *, positive=False, tensor=True):
 
 
 def check_count(name, value):
-    """A positive int."""
+    """`value` is a positive int."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: wanted a positive int, got {value!r}")
 
 
 def int_of(name, value, least=None):
-    """`value` as an int, of at least `least`: an integer of any library, but no bool."""
+    """`value`, an integer of any library but not a bool, as an int of at least `least`."""
     try:
         number = operator.index(None if isinstance(value, bool) else value)
     except TypeError:
@@ -171,7 +173,7 @@ def int_of(name, value, least=None):
 
 
 def float_of(name, value):
-    """`value` as a float: a number of any library, but no bool and no text of one."""
+    """`value`, a number of any library but neither a bool nor a text, as a float."""
     try:
         return float(None if isinstance(value, (bool, str, bytes)) else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -179,7 +181,7 @@ def float_of(name, value):
 
 
 def check_integers(name, value, count, device):
-    """(count,) integers on `device`."""
+    """`value` holds (count,) integers on `device`."""
     check_tensor(name, value, ndim=1, dtypes=INTEGRAL, what="integers", empty=count == 0)
     if value.shape[0] != count:
         raise ValueError(f"{name}: wanted {count} entries, got {value.shape[0]}")
@@ -188,7 +190,7 @@ def check_integers(name, value, count, device):
 
 
 def check_bias(name, value, count, device):
-    """(count,) finite floating-point numbers on `device` that ask for no gradient, or None."""
+    """`value` holds (count,) finite floats on `device` and requires no gradient, or is None."""
     if value is None:
         return
     what = "floating-point numbers (M,)"
@@ -202,7 +204,7 @@ def check_bias(name, value, count, device):
 
 
 def check_constant(name, value):
-    """No gradient is wanted of a tensor that gets none."""
+    """`value` requires no gradient, since it gets none."""
     if value.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name}: wanted a tensor that asks for no gradient, since none reaches it,"
@@ -211,10 +213,10 @@ def check_constant(name, value):
 
 
 def check_bias_numbers(name, value):
-    """`check_bias` of the numbers themselves."""
+    """All numbers are finite."""
     if _traced(value):
         return
-    # Numbers with a finite sum are finite: one operator in the place of five.
+    # Numbers with a finite sum are finite: one operator instead of five.
     if value.device.type == "cpu" and math.isfinite(value.detach().sum()):
         return
     finite = value.isfinite().all()
@@ -228,7 +230,7 @@ def check_bias_numbers(name, value):
 
 
 def check_range(name, value, end):
-    """Every integer lies in [0, end); read on a CPU at once, asserted on the device elsewhere."""
+    """Every integer lies in [0, end); checked at once on a CPU, by an assertion elsewhere."""
     if _traced(value) or value.numel() == 0:
         return
     if value.device.type != "cpu":
@@ -240,7 +242,7 @@ def check_range(name, value, end):
 
 
 def check_labels(name, value, count, device):
-    """(count,) labels of any real or integer dtype, none of them NaN."""
+    """`value` holds (count,) labels of a real or integer dtype, none of them NaN."""
     dtypes = (*FLOATING, *INTEGRAL, torch.bool)
     what = "real or integer labels"
     check_tensor(name, value, ndim=1, dtypes=dtypes, what=what, empty=count == 0)
@@ -252,9 +254,9 @@ def check_labels(name, value, count, device):
 
 
 def check_order(name, value):
-    """No NaN among labels; read on a CPU at once, asserted on the device elsewhere."""
+    """No label is NaN; checked at once on a CPU, by an assertion on the device elsewhere."""
     if value.is_floating_point() and not _traced(value):
-        # A NaN is one in the sum: one operator in the place of two.
+        # A NaN makes the sum NaN: one operator instead of two.
         if value.device.type == "cpu" and not math.isnan(value.detach().sum()):
             return
         nan = value.isnan().any()
@@ -265,10 +267,10 @@ def check_order(name, value):
 
 
 def _traced(value):
-    """Whether the tensor stands for others, so that it has no values to look at."""
+    """Whether the tensor is a stand-in of torch.compile or torch.func, without values to read."""
     return torch.compiler.is_compiling() or transformed(value)
 
 
 def can_be_read(value):
-    """Whether the values of the tensor are at hand."""
+    """Whether the values of the tensor can be read without waiting for a device."""
     return value.device.type == "cpu" and not _traced(value)

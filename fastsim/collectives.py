@@ -1,6 +1,6 @@
-"""Tensors of all ranks of a process group: their sum or least, and parts put together.
+"""Sums, minima and concatenations of tensors over the ranks of a process group.
 
-Registered operators take strings, so a group that was made known goes by its name.
+Registered operators take strings instead of groups. So `know` registers a group under its name.
 """
 
 import torch
@@ -8,12 +8,13 @@ import torch.distributed as dist
 
 from fastsim.groups import all_gather
 from fastsim.operators import once_differentiable
+from fastsim.precision import compute_dtype
 
 _groups = {}  # by name
 
 
 def know(group):
-    """Lets the group be called by its name."""
+    """Registers a group under its name."""
     _groups[group.group_name] = group
 
 
@@ -28,16 +29,16 @@ def all_reduce_min(value, name):
 
 
 def _all_reduce(value, operation, name):
-    # Contiguous: memory is added up as it lies, which need not be the same on all ranks.
+    # Contiguous: a reduction adds memory in its order, which could differ between ranks.
     value = value.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(value, operation, _groups[name])
     return value
 
 
 def merge_exponentials(top, exponentials, scale, name):
-    """Maxima (of scores) and sums of exponentials relative to them, over the ranks."""
-    both = -all_reduce_min(-top, name)
-    return both, all_reduce_sum(exponentials * (scale * (top - both)).exp(), name)
+    """(maxima of scores, sums of exponentials relative to them), merged over the ranks."""
+    highest = -all_reduce_min(-top, name)
+    return highest, all_reduce_sum(exponentials * (scale * (top - highest)).exp(), name)
 
 
 def sum_with_gradient(value, name):
@@ -60,7 +61,7 @@ class _Total(torch.autograd.Function):
 
 
 def gather(part, counts, group):
-    """(sum of counts, ...) from the ranks' parts, with a gradient; None stays None."""
+    """The ranks' parts (counts[rank], ...) joined in order, differentiable; None stays None."""
     if part is None:
         return None
     return (
@@ -71,7 +72,7 @@ def gather(part, counts, group):
 
 
 class _Gather(torch.autograd.Function):
-    """Parts of all ranks in their order; the gradient of a part is the sum over the ranks."""
+    """The ranks' parts joined; the gradient of a part is summed over the ranks."""
 
     @staticmethod
     def forward(ctx, part, counts, group):
@@ -85,8 +86,8 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_values(part, counts, group):
-    """As `gather`, without a gradient."""
-    if part.dtype == torch.int16:  # which NCCL does not carry
+    """`gather` without a gradient."""
+    if part.dtype == torch.int16:  # NCCL does not transfer it
         return gather_values(part.int(), counts, group).short()
     most = max(counts)
     out = part.new_empty(len(counts) * most, *part.shape[1:])
@@ -99,8 +100,8 @@ def gather_values(part, counts, group):
 def _reduce_scatter(grad, counts, group):
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     most = max(counts)
-    # 16-bit gradients are added in float32, as within one process.
-    parts = grad.to(torch.promote_types(grad.dtype, torch.float32))
+    # 16-bit gradients are summed in float32, as within one process.
+    parts = grad.to(compute_dtype(grad))
     if min(counts) < most:
         parts = torch.cat([_padded(piece, most) for piece in parts.split(counts)])
     out = parts.new_empty(most, *grad.shape[1:])

@@ -1,36 +1,38 @@
 """One batch over several processes: `group=` of the batch-wise losses.
 
-Every rank of a torch.distributed process group gives its own rows and columns (anchors and
-candidates), as many as it has. Rows stay where they are; columns and ids are gathered, with a
-gradient: all_gather forward, reduce_scatter backward. What a loss keeps per column or for the
-whole matrix (symmetric `info_nce`, `cosent_matrix`) is merged over the ranks; `cosent` and `angle`
-gather only their scores. `positives` counts within the rank's own candidates; a target matrix
-holds the rank's own rows against the columns of all ranks, rank after rank. `references` of a loss
-by groups are columns too: each rank gives its own, with `own_first` beginning with its own
-embeddings, and its rows are compared with those of all ranks. A row that two ranks give counts
-twice.
+Every rank of a torch.distributed process group passes its part of the batch: its rows (anchors) and
+its columns (candidates), as many as it has. Rows stay on their rank. Columns and ids are gathered,
+with a gradient: all_gather forward, reduce_scatter backward. State that a loss keeps for columns or
+for the whole matrix (symmetric `info_nce`, `cosent_matrix`) is merged over the ranks. `cosent` and
+`angle` gather only their scores.
+
+`positives` are indices into the candidates of the same rank. A target matrix holds the rows of this
+rank against the columns of all ranks, in the order of the ranks. The `references` of a loss by
+groups are columns: each rank passes its part, which with `own_first` begins with its embeddings,
+and its rows are compared with the references of all ranks. A row that two ranks pass counts twice.
 
 Under torch.compile a loss with `group=` runs uncompiled, between the graphs around it.
 
 A rank may have no rows, as at the end of an epoch. An error on one rank is raised on all of them
-(fastsim/agreement.py), so that nobody waits.
+(fastsim/agreement.py), so that no rank waits for another.
 
-Under DistributedDataParallel, which averages gradients, nothing else is to be done: reduction
-"mean" weighs a row by R / N, for R ranks and the N rows of all of them (or whatever else the loss
-takes its mean over). So the average over the ranks is the mean over the whole batch, also where
-ranks have unequal numbers of rows. With "sum" the ranks' values add up to the sum over the whole
-batch. Losses over all pairs of pairs have one value, the same on every rank.
+DistributedDataParallel, which averages gradients, needs nothing further. For R ranks with N rows
+together, the reduction "mean" weighs each row by R / N (N is whatever the loss takes its mean
+over). So the average over the ranks is the mean over the whole batch, even if ranks have unequal
+numbers of rows. With "sum" the values of the ranks add up to the sum over the whole batch. Losses
+over all pairs of pairs have one value, the same on every rank.
 
-`Ring(group)` in place of the group: the columns travel from rank to rank instead. For M columns
-of width D on R ranks, a gathering rank holds M D embeddings, their unit rows and two gradients of
-that size; a rank of a ring holds a few blocks of M D / R, but computes the scores twice and
-passes the columns on twice. It is for columns that do not fit when gathered.
+With `Ring(group)` instead of the group, the columns travel from rank to rank. For M columns of
+width D, a gathering rank holds M D embeddings, their unit rows and two gradients of that size. A
+rank of a ring holds a few blocks of M D / R, but computes the scores twice and sends the columns
+twice. Use it for columns that do not fit when gathered.
 
-DTensors that are sharded by rows are such parts too, over the group of their mesh; a replicated
-one counts as the tensor that it holds (fastsim/dtensor.py). The loss is a DTensor then, and its
-gradients are those of one process; nothing is left to be averaged.
+DTensors that are sharded by rows are parts in the same sense, over the group of their mesh; a
+replicated DTensor counts as the tensor that it holds (fastsim/dtensor.py). The loss is then a
+DTensor, and its gradients are those of one process; they need no averaging.
 
-`fastsim.grad_cache` is the other half of a very large batch: its encoder in micro-batches.
+`fastsim.grad_cache` does the other half of a very large batch: it runs the encoder in
+micro-batches.
 """
 
 import functools
@@ -43,11 +45,12 @@ import torch
 import torch.distributed as dist
 
 from fastsim.agreement import agree, describe, exchange, failures_are_told
-from fastsim.batch_metrics import watched
+from fastsim.batch_metrics import in_metrics
 from fastsim.collectives import all_reduce_sum, gather, gather_values, know, sum_with_gradient
 from fastsim.dtensor import any_dtensor, as_dtensor, is_dtensor, local_arguments
 from fastsim.groups import Ring, process_group
 from fastsim.operators import once_differentiable, traced, transformed
+from fastsim.precision import compute_dtype
 from fastsim.reduce import reduce
 
 __all__ = ["Ring"]
@@ -55,16 +58,16 @@ __all__ = ["Ring"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Options that may want a gradient, in the order in which every rank averages them.
+# Options that may be learnt, in the order in which every rank averages their gradients.
 LEARNT = ("temperature", "scale", "bias", "margin")
 
 
 @dataclass
 class Batch:
-    """Where this process's part lies in the whole batch. With one process the part is the whole.
+    """The place of this rank's part in the whole batch. For one process the part is the whole.
 
-    row_counts, column_counts: the numbers of rows and of columns of each rank. longest: the number
-    of tokens of the longest text of any rank.
+    row_counts, column_counts: the numbers of rows and of columns of each rank.
+    longest: the number of tokens of the longest text of any rank.
     """
 
     row_counts: list
@@ -76,33 +79,33 @@ class Batch:
 
     @property
     def ranks(self):
-        """Number of processes."""
+        """The number of ranks."""
         return len(self.row_counts)
 
     @property
     def rows(self):
-        """Rows of all ranks."""
+        """The number of rows of all ranks."""
         return sum(self.row_counts)
 
     @property
     def columns(self):
-        """Columns of all ranks."""
+        """The number of columns of all ranks."""
         return sum(self.column_counts)
 
     @property
     def own_rows(self):
-        """This rank's rows among all."""
+        """The slice of this rank's rows among the rows of all ranks."""
         first = sum(self.row_counts[: self.rank])
         return slice(first, first + self.row_counts[self.rank])
 
     @property
     def first_column(self):
-        """This rank's first column among all."""
+        """The index of this rank's first column among the columns of all ranks."""
         return sum(self.column_counts[: self.rank])
 
     @property
     def name(self):
-        """The group's name, for registered operators; "" alone."""
+        """The group's name, for registered operators; "" for one process."""
         return "" if self.group is None else self.group.group_name
 
     @property
@@ -111,34 +114,36 @@ class Batch:
         return self.ranks * self.row_counts[self.rank] / self.rows
 
     def refuse_ring(self, reason):
-        """ValueError for a `Ring`; reason: why columns cannot travel, a clause after "as"."""
+        """Raises a ValueError for a `Ring`; reason: why columns cannot travel, to follow "as"."""
         if self.ring:
             raise ValueError(f"group: wanted a process group, as {reason}, got a Ring")
 
     def gather_rows(self, part):
-        """(N, ...) of all ranks from this rank's, with a gradient; None stays None."""
+        """The rows (N, ...) of all ranks from this rank's rows, differentiable; None stays None."""
         return part if self.group is None else gather(part, self.row_counts, self.group)
 
     def gather_columns(self, part):
-        """(M, ...) of all ranks from this rank's, with a gradient; None stays None."""
+        """The columns (M, ...) of all ranks from this rank's, differentiable; None stays None."""
         return part if self.group is None else gather(part, self.column_counts, self.group)
 
     def gather_both(self, rows, columns):
-        """Rows and columns of all ranks; the same tensor where they are the same."""
+        """Rows and columns of all ranks; one tensor if both arguments are one tensor."""
         gathered = self.gather_rows(rows)
         return gathered, gathered if columns is rows else self.gather_columns(columns)
 
     def gather_values(self, part):
-        """The values (K,) of all ranks, any number of each."""
+        """The values (K,) of all ranks; each rank may have any number of them."""
         if self.group is None:
             return part
         counts = [row[0] for row in exchange(self.group, [part.shape[0]])]
         return gather_values(part, counts, self.group)
 
     def reduce(self, losses, reduction, count=None):
-        """This rank's share of the reduction from the losses of its rows, or of all rows.
+        """This rank's share of the reduction.
 
-        count: an integer tensor (), of this rank, how many the mean is over; None: its rows.
+        losses: those of this rank's rows, or of the rows of all ranks.
+        count: an integer tensor (), this rank's part of the number that the mean divides by; None:
+            the number of its rows.
         """
         if self.group is None:
             return reduce(losses, reduction, count)
@@ -149,10 +154,11 @@ class Batch:
         return (losses * self.row_weights(reduction, losses, count)).sum()
 
     def row_weights(self, reduction, like, count=None):
-        """The weights that make sum_i weights_i loss_i the reduction; None for "none".
+        """The weight w with which sum_i w loss_i is the reduction; None for "none".
 
-        A number for all rows; with a `count` () that cannot be read at once a tensor () of the
-        compute type of the rows `like`. count: as in `reduce`.
+        count: as in `reduce`.
+        A number, or a tensor () of the compute type of `like` if a `count` cannot be read without
+        waiting.
         """
         if reduction != "mean":
             return None if reduction == "none" else 1.0
@@ -161,7 +167,7 @@ class Batch:
         readable = count.device.type == "cpu" and not (traced() or transformed(count))
         if self.group is None and readable:
             return 1 / max(count.item(), 1)
-        dtype = torch.promote_types(like.dtype, torch.float32)
+        dtype = compute_dtype(like)
         return self.ranks / self.total(count).clamp(min=1).to(dtype)
 
     def total_with_gradient(self, value):
@@ -174,11 +180,12 @@ class Batch:
 
 
 def batchwise(function: Callable[P, R]) -> Callable[P, R]:
-    """A loss with `group=`: an error on one rank is raised on all, a learnt number stays the same.
+    """Decorates a loss with `group=`, so that an error on one rank is raised on all ranks and a
+    learnt number stays the same on all ranks.
 
-    The gradient of a learnt number is its mean over the ranks, as DistributedDataParallel makes it;
-    where that averages too, it averages what is equal by then. A learnt number may have shape (1,),
-    as FSDP2 wants it, or be a DTensor; tensors may be DTensors (fastsim/dtensor.py).
+    The gradient of a learnt number is averaged over the ranks, as by DistributedDataParallel; if
+    that averages it again, the values are already equal. A learnt number may have shape (1,), which
+    FSDP2 requires, or be a DTensor; tensors may be DTensors (fastsim/dtensor.py).
     """
     signature = inspect.signature(function)
 
@@ -206,13 +213,16 @@ def _of_ranks(function, args, options, group, dtensors):
     return _together(function, args, options, group)
 
 
-# What ranks say to each other is nothing to trace: torch.compile runs it as it is, between graphs.
-# The same as torch.compiler.disable, which would import the whole compiler at once.
+# Communication cannot be traced, so torch.compile runs this uncompiled, between its graphs. The
+# same as torch.compiler.disable, which would import the whole compiler at once.
 _uncompiled = torch._disable_dynamo(_of_ranks)
 
 
 def _together(function, args, options, group, *, averaged=True):
-    """The function on all ranks of a group; averaged: whether learnt gradients are, else summed."""
+    """Calls the function on all ranks of a group.
+
+    averaged: whether gradients of learnt numbers are averaged over the ranks instead of summed.
+    """
     ranks = process_group(group)
     with failures_are_told(ranks):
         for name in LEARNT:
@@ -266,12 +276,14 @@ class _Shared(torch.autograd.Function):
 
 
 def join(group, loss, rows, columns, *, length=0, **options):
-    """The `Batch` of a loss's arguments: how many rows and columns each rank of the group has.
+    """The `Batch` for the arguments of a loss: how many rows and columns each rank has.
 
-    length: of this rank's longest text of tokens, where there are some.
-    group: a process group, a DeviceMesh of one dimension, `Ring(group)`, or None. ValueError on
-    every rank, with the name and both values, where ranks call different losses or have different
-    options; RankError where another rank has failed.
+    group: a process group, a DeviceMesh of one dimension, `Ring(group)`, or None.
+    loss: the name of the loss.
+    length: the number of tokens of this rank's longest text, for losses over tokens.
+
+    Raises on every rank: ValueError with the name and both values if ranks call different losses or
+    have different options; RankError if another rank has failed.
     """
     if group is None:
         return Batch([rows.shape[0]], [columns.shape[0]], longest=length)
@@ -285,7 +297,7 @@ def join(group, loss, rows, columns, *, length=0, **options):
     sides = {"rows": rows, "columns": columns}
     said = {"loss": loss, "exchange": "ring" if ring else "gather", "width": rows.shape[1:]}
     said |= {"dtype": rows.dtype, "gradients enabled": torch.is_grad_enabled()}
-    said |= {"metrics": watched()}
+    said |= {"metrics": in_metrics()}
     said |= {f"gradient of {side}": tensor.requires_grad for side, tensor in sides.items()}
     said = {name: describe(value) for name, value in (said | options).items()}
     targets = options.get("targets")

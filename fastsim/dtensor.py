@@ -1,26 +1,26 @@
-"""DTensors as arguments of the batch-wise losses: replicas, or rows over the ranks of a mesh.
+"""DTensors as arguments of the batch-wise losses: replicated, or sharded by rows over a mesh.
 
-Replicas are served as what they are. Tensors that are sharded by rows are this rank's part of a
-batch over the mesh, which is what `group=` says of plain tensors; so the loss is that of the whole
-tensors, and their gradients are too. Where plain tensors under DistributedDataParallel get `ranks`
-times their share, for it to average, DTensors get their share itself.
+A replicated DTensor counts as the tensor that it holds. A DTensor sharded by rows holds this rank's
+part of a batch over the mesh, like a plain tensor with `group=`. The loss and its gradients are
+those of the whole tensors. Plain tensors get `ranks` times their share of the gradient, because
+DistributedDataParallel averages it; DTensors get their share itself.
 """
 
 import torch
 
 HINT = "x.full_tensor() is the whole of a DTensor x, x.to_local() this rank's part of it"
 
-_PLAIN = (torch.Tensor, float, bool, str, type(None))  # what nearly every argument is
+_PLAIN = (torch.Tensor, float, bool, str, type(None))  # the types of nearly all arguments
 
 
 def is_dtensor(value):
-    """Whether it is a DTensor; torch.distributed.tensor is not imported to find out."""
+    """Whether the value is a DTensor, found out without importing torch.distributed.tensor."""
     kind = type(value)
     return kind is not torch.Tensor and hasattr(kind, "full_tensor")
 
 
 def any_dtensor(values):
-    """Whether there is a DTensor among values or in the tuples among them."""
+    """Whether a DTensor is among the values, or in a tuple or list among them."""
     for value in values:
         kind = type(value)
         if kind in _PLAIN:
@@ -33,24 +33,24 @@ def any_dtensor(values):
 def local_arguments(arguments):
     """(arguments {name: value} with this rank's tensors, mesh, whether rows are sharded over it).
 
-    ValueError or TypeError where a DTensor is neither a replica nor sharded by rows.
+    Raises a ValueError or TypeError if a DTensor is neither replicated nor sharded by rows.
     """
-    of_replicas, meshes, shapes = {}, {}, {}
-    found = {
-        name: _local(name, value, of_replicas, meshes, shapes) for name, value in arguments.items()
+    replicated, meshes, shapes = {}, {}, {}
+    local = {
+        name: _local(name, value, replicated, meshes, shapes) for name, value in arguments.items()
     }
     if not meshes:
-        return found, next(iter(of_replicas.values())), False
+        return local, next(iter(replicated.values())), False
     one = next(iter(meshes))
     if any(mesh != meshes[one] for mesh in meshes.values()):
         raise ValueError(f"{', '.join(meshes)}: wanted one mesh for all DTensors; {HINT}")
-    for name, value in _tensors(found):
+    for name, value in _tensors(local):
         if name not in meshes and value.dim():
             raise TypeError(
                 f"{name}: wanted a DTensor that is sharded by rows, as {one} is,"
-                f" got {'a replica' if name in of_replicas else 'a plain tensor'}; {HINT}"
+                f" got {'a replica' if name in replicated else 'a plain tensor'}; {HINT}"
             )
-    if len(shapes.get("positives", ())) == 1:  # not those of full_triplet, which are embeddings
+    if len(shapes.get("positives", ())) == 1:  # in full_triplet they are embeddings
         raise ValueError(
             "positives: wanted none beside DTensors that are sharded by rows, where row i's"
             " positive is column i; x.to_local() and group= serve others, which then count within"
@@ -63,21 +63,25 @@ def local_arguments(arguments):
             f"{', '.join(rows)}: wanted DTensors of one number of rows, since each rank's part"
             f" counts by itself, got {shown}; x.to_local() and group= serve others"
         )
-    return found, meshes[one], True
+    return local, meshes[one], True
 
 
-def _local(name, value, of_replicas, meshes, shapes):
+def _local(name, value, replicated, meshes, shapes):
+    """The value with this rank's tensors for its DTensors.
+
+    Fills in, by name: the meshes of replicated DTensors, the meshes and the whole shapes of those
+    sharded by rows.
+    """
     if type(value) in (tuple, list):
         return type(value)(
-            _local(f"{name}[{i}]", part, of_replicas, meshes, shapes)
-            for i, part in enumerate(value)
+            _local(f"{name}[{i}]", part, replicated, meshes, shapes) for i, part in enumerate(value)
         )
     if not is_dtensor(value):
         return value
     mesh = value.device_mesh
     sharded = [i for i, placement in enumerate(value.placements) if not placement.is_replicate()]
     if not sharded:
-        of_replicas[name] = mesh
+        replicated[name] = mesh
         return value.to_local()
     by_rows = len(sharded) == 1 and value.dim() and value.placements[sharded[0]].is_shard(0)
     if not by_rows:
@@ -104,11 +108,12 @@ def _tensors(arguments):
 
 
 def as_dtensor(result, mesh, sharded, rows, reduction):
-    """What a loss returned on this rank, as a DTensor over the mesh.
+    """The result of a loss on this rank, as a DTensor over the mesh.
 
-    sharded: whether its rows, `rows` over all ranks, are. reduction: that of the loss. A mean, or
-    the one value of a loss over all pairs of pairs, counts `ranks` times on every rank, for an
-    average to undo; a sum does not.
+    sharded: whether the rows are sharded over the mesh.
+    rows: their number over all ranks.
+    reduction: the reduction of the loss. A mean, or the one value of a loss over all pairs of
+        pairs, is `ranks` times this rank's share, because plain tensors are averaged; a sum is not.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 

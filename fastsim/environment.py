@@ -1,19 +1,22 @@
-"""Environment variables of a block, and of the processes that start in it."""
+"""Environment variables that are set within a block."""
 
 import contextlib
 import os
 import threading
 
 _lock = threading.Lock()
-_open = []  # blocks, the last to begin last: {name: its value before the block, or None}
+# The open blocks in the order in which they began: {name: its value before the block, or None}.
+_open = []
 
 
 @contextlib.contextmanager
 def variables(values):
-    """Within the block the environment has these too; afterwards it is as it was.
+    """Sets environment variables within the block, for this process and processes started in it.
 
-    Blocks of several threads may overlap: the environment is that of the last to begin, and as it
-    was before them all once the last has ended.
+    values: {name: value}.
+
+    Blocks of several threads may overlap: the block that began last decides, and after the end of
+    all blocks the environment is as it was before them.
     """
     with _lock:
         before = {name: os.environ.get(name) for name in values}
@@ -31,7 +34,7 @@ def _end(block):
     del _open[place]
     for name, value in block.items():
         later = next((other for other in _open[place:] if name in other), None)
-        if later is not None:  # which began with this block's value
+        if later is not None:  # the value before the later block was this block's
             later[name] = value
             continue
         os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, what is in them, and the errors of a full disk."""
+"""Files that are written whole or not at all, their hashes, and the errors of a full disk."""
 
 import contextlib
 import errno
@@ -8,26 +8,26 @@ import tempfile
 import uuid
 from pathlib import Path
 
-# What safetensors and torch.save say of a full disk, whose errors have no number.
+# Parts of the messages of safetensors and torch.save for a full disk; these errors have no errno.
 _FULL = ("No space left", "os error 28", "PytorchStreamWriter failed", "unexpected pos")
 
 
 class OutputError(OSError):
-    """A file or folder that cannot be written; the message says why, in one line."""
+    """A file or folder cannot be written; the message gives the reason in one line."""
 
 
 @contextlib.contextmanager
 def whole_file(path):
-    """The path of a new file that takes the place of `path` when the block ends without an error.
+    """Yields the path of a new file, which replaces `path` if the block ends without an error.
 
-    It is beside `path` under a name that no other file has; after an error it is gone and `path`
-    as it was. It has the rights of the file that was there, or of any new one. A link is followed.
-    `OutputError` where nothing can be written, or the disk is full.
+    The new file is beside `path` under an unused name. After an error it is removed, and `path` is
+    unchanged. It gets the permissions of the file that it replaces, or those of a new file. Links
+    are followed. Raises an `OutputError` if the file cannot be written or the disk is full.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise OutputError(f"cannot write {str(path)!r}: it is there and is not a file")
-    part = path.with_name(unused_name(".", ".part"))  # as long for every name
+    part = path.with_name(unused_name(".", ".part"))  # never too long, however long `path` is
     try:
         part.touch(exist_ok=False)
         mode = (path if path.exists() else part).stat().st_mode
@@ -35,9 +35,9 @@ def whole_file(path):
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
     try:
         with full_disk_named(path):
-            part.chmod(mode)  # before anything is in it that not all may read
+            part.chmod(mode)  # before anything is in it that others must not read
             yield part
-            part.chmod(mode)  # some libraries make a file that only its owner can read
+            part.chmod(mode)  # some libraries create a file that only its owner can read
             flush(part)
             part.replace(path)
     finally:
@@ -45,9 +45,9 @@ def whole_file(path):
 
 
 def check_new_file(name, path):
-    """`OutputError` where `whole_file` could write nothing: found out before the work is done.
+    """Raises an `OutputError` if `whole_file` could not write; to be called before long work.
 
-    name: of the argument.
+    name: the name of the argument, for the message.
     """
     path = Path(os.path.realpath(path))
     try:
@@ -57,16 +57,17 @@ def check_new_file(name, path):
 
 
 def write_whole(path, text):
-    """A text file that is there whole or not at all."""
+    """Writes a text file, whole or not at all."""
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def full_disk_named(place, output=None):
-    """Turn the several errors of a full disk into an `OutputError` that says so and where.
+    """Turns an error of a full disk, of any library, into an `OutputError` that names the file.
 
-    place: the file, or the folder whose newest file it is, where the error names none.
+    place: the file, or its folder; the newest file in the folder is named if the error names none.
+    output: a path that is unchanged after the error, for the message.
     """
     try:
         yield
@@ -83,7 +84,7 @@ def full_disk_named(place, output=None):
 
 
 def is_full_disk(error):
-    """Whether an error, or one that it came from, says that the disk is full."""
+    """Whether an error, or an error that caused it, says that the disk is full."""
     while error is not None:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -99,13 +100,13 @@ def _newest(folder):
 
 
 def flush(file):
-    """Wait until a file is on the disk."""
+    """Waits until a file is on the disk."""
     with open(file, "rb") as handle:
         os.fsync(handle.fileno())
 
 
 def fingerprint(path):
-    """SHA-256 of a file."""
+    """The SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as handle:
         while part := handle.read(1 << 20):
@@ -114,5 +115,5 @@ def fingerprint(path):
 
 
 def unused_name(prefix, suffix=""):
-    """A name that no other thread, process or machine takes."""
+    """A name that no other thread, process or machine uses."""
     return f"{prefix}{uuid.uuid4().hex}{suffix}"

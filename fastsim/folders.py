@@ -1,8 +1,8 @@
-"""Folders whose files are exchanged for new ones without touching what is the user's.
+"""Replacing the model in a folder without losing files of the user.
 
-A manifest in the folder says which files an earlier writing made. Only these are ever removed, as
-long as they are as they were written; one that the user edited, and a file of the user's that is in
-the way of a new one or would be loaded with it, is put aside under another name.
+A manifest in the folder lists the files that fastsim wrote. Only these are ever removed, and only
+if they are unchanged. Other files are renamed if they are in the way: files that the user edited, a
+file with the name of a new one, and a file that would be loaded as part of the new model.
 """
 
 import contextlib
@@ -16,29 +16,33 @@ from fastsim.locks import begun_folder, locked, remove_left
 from fastsim.manifest import MANIFEST, files_of, is_edited, write_manifest
 from fastsim.tell import tell
 
-_LAST = ("config.json", "modules.json", MANIFEST)  # without them a folder passes for no model
-# What loaders look for by name: of another model, it would be loaded as part of this one.
+_LAST = ("config.json", "modules.json", MANIFEST)  # a folder without these is no model
+# Files that loaders look for by name: those of another model would be loaded as part of this one.
 _READ = ("adapter_config.json", "config.json", "model.safetensors", "modules.json",
          "config_sentence_transformers.json", "sentence_*_config.json", "tokenizer.json",
          "added_tokens.json", "special_tokens_map.json", "*processor_config.json")  # fmt: skip
-_NEW, _OLD = ".fastsim-new-", ".fastsim-old-"  # folders of an exchange, of one further name
+# The two folders of an exchange, which have the same suffix.
+_NEW, _OLD = ".fastsim-new-", ".fastsim-old-"
 _PROBE = ".fastsim-probe-"
 _LOCK = ".fastsim-exchange.lock"
 
 
 @contextlib.contextmanager
 def replaced_folder(path, say=tell):
-    """A new folder whose files take their places in `path` when the block ends without an error.
+    """Yields a new folder, whose files move into `path` if the block ends without an error.
 
-    Links are resolved. The new folder is made inside `path`, so that a mount point, a link to
-    another file system or a parent without permission to write are no hindrance; every file is on
-    the disk before the first is exchanged. Removed are the files that the manifest of an earlier
-    writing names, as they were written, and no others. A file that was edited since, or is in no
-    manifest and in the way, or part of another model, is put aside under its name with `.old`; so
-    is a link to a folder that is in the way. say: is told which, by default
-    on the error stream. After an error nothing has changed. One process exchanges files at a time,
-    and first finishes an exchange that a crash cut off. OSError where the folder cannot be written;
-    `OutputError` where the disk is full.
+    The new folder is created inside `path`, so that `path` may be a mount point, a link to another
+    file system or a folder whose parent is not writable. All new files are on the disk before the
+    first is moved. After an error nothing has changed. Links are resolved. Only one process
+    exchanges files at a time; it first finishes an exchange that a crash interrupted.
+
+    The files that an earlier manifest lists are removed if they are unchanged. These are renamed to
+    their name with `.old`: a listed file that was edited; a file that is not listed and is in the
+    way, or is part of another model; a link to a folder that is in the way.
+
+    say: a function of a line of text, called for each renamed file; by default it prints to stderr.
+
+    Raises an OSError if the folder cannot be written, an `OutputError` if the disk is full.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
@@ -53,7 +57,8 @@ def replaced_folder(path, say=tell):
             write_manifest(stage)
             for file in stage.rglob("*"):
                 if file.is_file():
-                    with contextlib.suppress(PermissionError):  # some file systems have no rights
+                    # Some file systems have no permissions.
+                    with contextlib.suppress(PermissionError):
                         file.chmod(0o666 & ~_umask())
                     flush(file)
             with locked(path, _LOCK):
@@ -70,7 +75,7 @@ def replaced_folder(path, say=tell):
 
 
 def check_writable(path):
-    """Try what `replaced_folder` does at its end; `OutputError` where it cannot be done."""
+    """Tries the last steps of `replaced_folder`; raises an `OutputError` if they would fail."""
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
         raise OutputError(f"output: wanted a folder, {str(path)!r} is a file")
@@ -90,15 +95,15 @@ def check_writable(path):
     except OSError as error:
         raise OutputError(f"output: cannot write in {str(path)!r}: {error.strerror}") from error
     finally:
-        for folder in made:  # nothing is left of a run that does not begin
+        for folder in made:  # the run may never begin
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def finish_exchanges(path, say=tell):
-    """Finish what a crash cut off: all new files were on the disk before the first was moved.
+    """Finishes exchanges that a crash interrupted, after waiting for those of other processes.
 
-    An exchange that another process is at is waited for.
+    This is always possible: all new files are on the disk before the first is moved.
     """
     if _put_aside_in(path):
         with locked(path, _LOCK):
@@ -106,12 +111,13 @@ def finish_exchanges(path, say=tell):
 
 
 def cut_off(path):
-    """Whether a crash in the middle of an exchange left a folder without a whole model."""
-    return bool(_put_aside_in(path)) and not (Path(path) / MANIFEST).is_file()  # it comes last
+    """Whether a crash during an exchange left a folder without a whole model."""
+    # The manifest is moved in last.
+    return bool(_put_aside_in(path)) and not (Path(path) / MANIFEST).is_file()
 
 
 def _finish(path, say):
-    """`finish_exchanges` of a process that holds the lock."""
+    """`finish_exchanges` for a process that holds the lock."""
     for aside in _put_aside_in(path):
         stage = _stage_of(aside, path)
         if (stage / MANIFEST).is_file():
@@ -122,12 +128,12 @@ def _finish(path, say):
 
 
 def _put_aside_in(path):
-    """The folders of exchanges that have begun and not ended, with what they took out of `path`."""
+    """The folders with the old files of unfinished exchanges."""
     return sorted(Path(path).glob(f"{_OLD}*"))
 
 
 def _stage_of(aside, path):
-    """The folder of the new files of an exchange; `OutputError` where it cannot be finished."""
+    """The folder with the new files of an exchange; `OutputError` if it cannot be finished."""
     stage = _partner(aside, _OLD, _NEW)
     if not (stage / MANIFEST).is_file() and not (path / MANIFEST).is_file():
         raise OutputError(
@@ -142,15 +148,16 @@ def _partner(folder, one, other):
 
 
 def _exchange(stage, path, say):
-    """Move the staged files in and the old manifest's out; all of it or nothing.
+    """Moves the staged files in and the files of the old manifest out: all of them or none.
 
-    Called again after a crash it goes on where it was.
+    Called again after a crash, it continues.
     """
     aside = _partner(stage, _NEW, _OLD)
     aside.mkdir(exist_ok=True)
     names = files_of(stage)
     old = files_of(aside) or files_of(path)
-    out = old if all((stage / name).is_file() for name in names) else {}  # else all are out
+    # If some new files are in already, all old ones are out.
+    out = old if all((stage / name).is_file() for name in names) else {}
     undo, kept = [], {}
 
     def move(source, target):
@@ -163,10 +170,10 @@ def _exchange(stage, path, say):
         move(place, kept[place])
 
     try:
-        # A folder without these is no model: so a process that is killed here leaves none by
-        # halves.
+        # First the files without which a folder is no model: a process that is killed here leaves
+        # no half model.
         for name in sorted(out, key=lambda name: name not in _LAST):
-            if _in_the_way(path / name, path) != path / name:  # gone, or beyond a link
+            if _in_the_way(path / name, path) != path / name:  # missing, or behind a link
                 continue
             if is_edited(path / name, out[name]):
                 put_aside(path / name)
@@ -188,12 +195,12 @@ def _exchange(stage, path, say):
             os.rename(target, source)
         for folder in (*sorted(aside.rglob("*"), reverse=True), aside):
             with contextlib.suppress(OSError):
-                folder.rmdir()  # not what an earlier call put there
+                folder.rmdir()  # a folder with files of an earlier call stays
         raise
     for place, name in kept.items():
         say(f"output: {str(place)!r} is not as fastsim wrote it; it is kept as {name.name!r}")
     shutil.rmtree(aside, ignore_errors=True)
-    for name in old:  # folders of the old model that hold nothing now
+    for name in old:  # remove folders of the old model that are now empty
         for folder in (path / name).parents:
             if folder == path:
                 break
@@ -202,12 +209,15 @@ def _exchange(stage, path, say):
 
 
 def _place(name):
-    """The order in which files come in."""
+    """The sort key of files that move in: those of `_LAST` come last."""
     return _LAST.index(name) if name in _LAST else -1, name
 
 
 def _in_the_way(target, path):
-    """The outermost entry below `path` where a file, or a folder above it, has to be, or None."""
+    """The outermost entry below `path` that is at the place of `target` or of a folder above it.
+
+    Folders above it are not in the way; links to folders are. None if nothing is in the way.
+    """
     place = path
     for part in target.relative_to(path).parts:
         place = place / part

@@ -1,13 +1,13 @@
-"""GradCache: a loss over a batch of any size, its encoder in micro-batches.
+"""GradCache: a loss over a batch of any size, with the encoder running in micro-batches.
 
-    1. encode every micro-batch without a graph, keeping the random state it began with
-    2. one loss over all embeddings, and its gradient with respect to them
-    3. encode every micro-batch again from the same random state, and push its gradient through
+    1. encode every micro-batch without a graph, and keep the random state at its start
+    2. compute one loss over all embeddings, and its gradient with respect to them
+    3. encode every micro-batch again from its random state, and backpropagate its gradient
 
-Embeddings (N, D) and their gradients are held, and the graph of one micro-batch; the gradients of
-the encoder are those of the whole batch at once, to rounding, dropout included. Not so where the
-encoder takes rows together: BatchNorm in training mode normalises by a micro-batch, and updates its
-running statistics twice a step.
+Memory holds the embeddings (N, D), their gradients and the graph of one micro-batch. The gradients
+of the encoder equal those of the whole batch to rounding, dropout included, unless the encoder
+mixes rows: BatchNorm in training mode normalises by a micro-batch, and updates its running
+statistics twice a step.
 
 Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
 section 3.
@@ -24,7 +24,11 @@ from fastsim.dtensor import any_dtensor
 from fastsim.gradient_sync import (
     accumulating,
     device_of,
+    leaves_of,
+    parted,
     process_group_of,
+    pull_early,
+    reaching_all,
     reducing,
     reshard_after_error,
     run_backward,
@@ -42,24 +46,24 @@ class GradCache:
 
     Method and source: fastsim/grad_cache.py.
 
-    encode: micro-batch -> embeddings (n, D); a module, perhaps in DistributedDataParallel, or any
-        function; or a list of them, one per column. An `Encoder` or a SentenceTransformer takes
-        lists of texts. Random draws from torch's default generators (dropout) are the same in
-        both passes; a device whose generators cannot be set back is refused.
-    loss: embeddings of each column (N, D) -> scalar; a module's parameters (a learnt temperature)
-        get their gradient too. With `group=` in it, all processes take one step together.
-    micro_batch_size: rows that are encoded at once.
-    module: the encoder's module, where `encode` is a function that hides it. One that the function
-        closes over is found.
+    encode: micro-batch -> embeddings (n, D). A module, which may be wrapped, or any function; or a
+        list of these, one for each column. An `Encoder` or a SentenceTransformer takes lists of
+        texts. Random draws from torch's default generators (dropout) are the same in both passes;
+        a device whose generators cannot be set back is refused.
+    loss: embeddings of each column (N, D) -> scalar. Parameters of the loss (a temperature, a head)
+        get their gradients too. If it has a `group=`, all processes take one step together.
+    micro_batch_size: the number of rows that are encoded at once.
+    module: the encoder's module, if `encode` is a function that hides it. A module in the closure
+        of the function is found without it.
 
-    Processes reduce their gradients once per step, after the last micro-batch, where the encoder is
-    wrapped in DistributedDataParallel, FSDP2 (`fully_shard`) or a DeepSpeed engine. All of them
-    encode equally many micro-batches: a process with fewer rows encodes a row again, whose
-    embedding is not used. An error in the encoder of one process is raised on all of them;
-    the gradients are then of no use.
+    If the encoder is wrapped in DistributedDataParallel, FSDP2 (`fully_shard`) or a DeepSpeed
+    engine, processes reduce their gradients once per step, after the last micro-batch. All of them
+    encode equally many micro-batches: a process with fewer encodes its first one again and does not
+    use the result. An error in the encoder of one process is raised on all processes; the gradients
+    are then invalid.
     FSDP2 gathers its parameters before each micro-batch, unless `set_reshard_after_forward(False)`
-    keeps them. ZeRO-2 and 3 reduce once where DeepSpeed has `coalesce_grad_reduction` and does not
-    accumulate over steps, else after each micro-batch.
+    keeps them. ZeRO-2 and 3 reduce once if DeepSpeed has `coalesce_grad_reduction` and does not
+    accumulate over steps, otherwise after each micro-batch.
 
     Raises:
         TypeError, ValueError: for arguments that do not fit.
@@ -87,16 +91,17 @@ class GradCache:
         self.loss, self.module = loss, module
 
     def backward(self, *columns, scale=None):
-        """The loss of a batch, detached; its gradient is then in the parameters' `grad`.
+        """Returns the loss of a batch, detached, and adds its gradient to the parameters' `grad`.
 
-        columns: each a tensor (N, ...), a mapping of such tensors, or a list of examples, cut into
-            micro-batches here; or `MicroBatches`. Columns may differ in their number of rows.
-        scale: a function of the loss whose result is differentiated in its place, such as
-            `torch.amp.GradScaler.scale` or a division by the steps that are accumulated.
+        columns: each a tensor (N, ...), a mapping of such tensors, which may be nested, or a list
+            of examples; this method cuts them into micro-batches, unless they are `MicroBatches`.
+            Columns may differ in their number of rows.
+        scale: a function of the loss; its result is differentiated instead of the loss. For example
+            `torch.amp.GradScaler.scale`, or a division by the number of accumulated steps.
 
         Raises:
             TypeError, ValueError: for columns, embeddings or a loss that do not fit.
-            RuntimeError: where a process that takes the step together with this one has failed.
+            RuntimeError: if another process of the same step has failed.
         """
         encoders = self.encode if isinstance(self.encode, (list, tuple)) else [self.encode]
         if not columns or len(encoders) not in (1, len(columns)):
@@ -120,7 +125,7 @@ class GradCache:
         try:
             send_buffers(together)
             vectors, states = self._encode(work, len(columns), wrappers, group)
-            unshard(together)  # the loss may hold some of the parameters
+            unshard(together)  # the loss may share parameters with the encoder
             with raised_together(group):
                 value, gradients, own = self._differentiate(vectors, scale)
             del vectors
@@ -147,23 +152,26 @@ class GradCache:
                     if failures.error is None:
                         encoded = _encoded(encode, part, number)
                         vectors[number].append(encoded if used else encoded[:0])
-                if sharded:  # before the next gathering
+                if sharded:  # the next gathering would wait for a process that has failed
                     failures.tell()
             with failures.caught():
                 if failures.error is None:
                     vectors = [_joined(parts, number) for number, parts in enumerate(vectors)]
         failures.tell()
-        # Weights that autocast has cast without a graph must not serve the second pass.
+        # Weights that autocast has cast here have no graph: the second pass must cast its own.
         torch.clear_autocast_cache()
         return vectors, states
 
     def _pull(self, work, states, gradients, own, wrappers, ends, group):
-        """The second pass: every micro-batch with its part of the gradients.
+        """The second pass: encodes every micro-batch again and backpropagates its gradients.
 
+        gradients: those of each column's embeddings, (N, D).
+        own: [(parameter of the loss, its gradient)].
         ends: {id of a wrapper: whether it reduces after its last micro-batch}.
         """
         failures, learns = Failures(group), False
         last = {id(w): step for step, (encode, *_) in enumerate(work) for w in wrappers[id(encode)]}
+        own = pull_early([w for several in wrappers.values() for w in several], own)
         for step, (encode, part, number, used) in enumerate(work):
             running = wrappers[id(encode)]
             now = [step == last[id(wrapper)] and ends[id(wrapper)] for wrapper in running]
@@ -173,7 +181,8 @@ class GradCache:
                 with failures.caught():
                     if failures.error is None:
                         encoded = encode(part)
-                if any(now) or shards_parameters(running):  # before ranks meet in a backward pass
+                # Ranks wait for each other in a backward pass that reduces or gathers.
+                if any(now) or shards_parameters(running):
                     failures.tell()
                 if failures.error is not None:
                     continue
@@ -181,12 +190,13 @@ class GradCache:
                     pull, gradients[number] = gradients[number].tensor_split([len(encoded)])
                 else:
                     pull = torch.zeros_like(encoded)
-                # A frozen encoder beside one that learns has nothing to be pulled through.
+                # Of several encoders some may be frozen: their embeddings have no graph.
                 roots, pulls = ([encoded], [pull]) if encoded.requires_grad else ([], [])
-                if step == len(work) - 1:
-                    roots, pulls = roots + own[0], pulls + own[1]
+                ending = [w for w, ends_now in zip(running, now, strict=True) if ends_now]
+                learnt, own = parted(own, ending, everything=step == len(work) - 1)
+                roots, pulls = roots + [p for p, _ in learnt], pulls + [g for _, g in learnt]
                 learns = learns or bool(roots)
-                with failures.caught():
+                with failures.caught(), reaching_all(ending):
                     if roots:
                         run_backward(running, roots, pulls)
         with failures.caught():
@@ -197,29 +207,39 @@ class GradCache:
         failures.tell()
 
     def _differentiate(self, vectors, scale):
-        """(loss, its gradient of each column, (the loss's own parameters, their gradients))."""
+        """(loss, its gradients for each column, [(parameter of the loss, its gradient)])."""
         leaves = [vector.requires_grad_() for vector in vectors]
         own = []
         if isinstance(self.loss, torch.nn.Module):
             own = [p for p in self.loss.parameters() if p.requires_grad]
-            if any_dtensor(own):
-                raise ValueError(
-                    "loss: wanted parameters of its own that are whole on every rank, got DTensors;"
-                    " leave the loss out of fully_shard: what it learns is averaged over its group"
-                )
-            if any(hasattr(p, "ds_tensor") and not p.numel() for p in own):
-                raise ValueError(
-                    "loss: wanted parameters of its own that are whole on every rank, got some that"
-                    " ZeRO-3 has partitioned; ZeRO-1 and ZeRO-2 leave them whole"
-                )
+            _check_whole(own)
         with torch.enable_grad():
             value = self.loss(*leaves)
             scaled = value if scale is None else scale(value)
         for name, number in (("loss", value), ("scale", scaled)):
             _check_differentiable(name, number)
+        known = {id(tensor) for tensor in (*leaves, *own)}
+        # A loss that is a function may use a learnt temperature or a layer.
+        further = [leaf for leaf in leaves_of(scaled) if id(leaf) not in known]
+        _check_whole(further)
+        own += further
         found = torch.autograd.grad(scaled, [*leaves, *own], materialize_grads=True)
         count = len(leaves)
-        return value.detach(), list(found[:count]), (own, list(found[count:]))
+        return value.detach(), list(found[:count]), list(zip(own, found[count:], strict=True))
+
+
+def _check_whole(own):
+    """Refuses parameters of a loss of which this process holds only a part."""
+    if any_dtensor(own):
+        raise ValueError(
+            "loss: wanted parameters of its own that are whole on every rank, got DTensors;"
+            " leave the loss out of fully_shard: what it learns is averaged over its group"
+        )
+    if any(hasattr(p, "ds_tensor") and not p.numel() for p in own):
+        raise ValueError(
+            "loss: wanted parameters of its own that are whole on every rank, got some that"
+            " ZeRO-3 has partitioned; ZeRO-1 and ZeRO-2 leave them whole"
+        )
 
 
 def _check_function(name, value):
@@ -228,7 +248,7 @@ def _check_function(name, value):
 
 
 def _check_differentiable(name, value):
-    """Refuses what no gradient can begin at."""
+    """Refuses anything but a tensor of one number that requires a gradient."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: wanted a tensor of one number, got {type(value).__name__}")
     if value.numel() != 1:
@@ -238,7 +258,7 @@ def _check_differentiable(name, value):
 
 
 def _most(parts, group, device):
-    """How many micro-batches of each column the processes run: the most that any of them has."""
+    """For each column the number of micro-batches that all processes run: the largest of any."""
     counts = torch.tensor([len(column) for column in parts], device=device)
     if group is not None:
         dist.all_reduce(counts, dist.ReduceOp.MAX, group)
@@ -246,18 +266,18 @@ def _most(parts, group, device):
 
 
 def _work(encoders, parts, counts):
-    """[(encode, micro-batch, number of its column, whether its embeddings are used)]."""
+    """[(encode, micro-batch, index of its column, whether its embeddings are used)]."""
     work = []
     for number, (column, count) in enumerate(zip(parts, counts, strict=True)):
         encode = encoders[number % len(encoders)]
-        more = [_rows(column[0], 0, 1)] * (count - len(column))
+        more = [column[0]] * (count - len(column))
         work += [(encode, part, number, True) for part in column]
         work += [(encode, part, number, False) for part in more]
     return work
 
 
 def _encoded(encode, part, number):
-    """The embeddings of a micro-batch of a column."""
+    """The embeddings (n, D) of one micro-batch; number: the index of its column."""
     texts = isinstance(part, (list, tuple)) and part and isinstance(part[0], str)
     if texts and isinstance(encode, torch.nn.Module):
         raise TypeError(
@@ -279,7 +299,7 @@ def _encoded(encode, part, number):
 
 
 def _joined(parts, number):
-    """The embeddings of a column, whose micro-batches are alike but in their rows."""
+    """The embeddings (N, D) of a column from those of its micro-batches."""
     shapes = sorted({tuple(part.shape[1:]) for part in parts})
     if len(shapes) > 1:
         raise ValueError(
@@ -290,7 +310,7 @@ def _joined(parts, number):
 
 
 class _OfTexts:
-    """A model of texts as a function: a list of texts, or what its `forward` takes -> (n, D)."""
+    """A text model as a function: a list of texts, or an input of its `forward`, -> (n, D)."""
 
     def __init__(self, model):
         self.model = model
@@ -308,31 +328,31 @@ class _OfTexts:
 
 
 def _of_texts(encode):
-    """`encode`, or for an Encoder and a SentenceTransformer, which tokenize, a function."""
+    """`encode`, an Encoder or a SentenceTransformer as a function of texts."""
     named = type(encode).__name__ in ("Encoder", "SentenceTransformer")
     return _OfTexts(encode) if named and hasattr(encode, "tokenize") else encode
 
 
 class MicroBatches(list):
-    """A column that is cut already: what `encode` takes, one after the other."""
+    """A column that is already cut into micro-batches: a list of inputs of `encode`."""
 
     @classmethod
     def of(cls, column, size, name="column", empty=False):
-        """A tensor, a mapping of tensors or a list of examples in parts of `size` rows.
+        """Cuts a tensor, a mapping of tensors or a list of examples into parts of `size` rows.
 
-        empty: whether a column may have no rows; it is then one part without rows.
+        empty: whether a column may have no rows; the result is then one part without rows.
         """
         size = int_of("size", size, 1)
-        values = column.values() if isinstance(column, Mapping) else [column]
-        if any(isinstance(value, torch.Tensor) and value.dim() == 0 for value in values):
-            raise ValueError(f"{name}: wanted tensors (N, ...), got a tensor of one number")
-        if isinstance(column, Mapping):
-            counts = {len(value) for value in values if isinstance(value, torch.Tensor)}
-        elif isinstance(column, (torch.Tensor, list, tuple)):
-            counts = {len(column)}
-        else:
+        several = isinstance(column, tuple) and column and all(map(torch.is_tensor, column))
+        if several or not isinstance(column, (Mapping, torch.Tensor, list, tuple)):
             kind = type(column).__name__
+            if several:
+                kind = "tuple of tensors: parts of the rows go into a mapping, rows into a list"
             raise TypeError(f"{name}: wanted a tensor, a mapping of tensors or a list, got {kind}")
+        tensors = list(_tensors(column))
+        if any(tensor.dim() == 0 for tensor in tensors):
+            raise ValueError(f"{name}: wanted tensors (N, ...), got a tensor of one number")
+        counts = set(map(len, tensors if isinstance(column, Mapping) else [column]))
         if len(counts) != 1:
             came = sorted(counts) or "no tensor"
             raise ValueError(f"{name}: wanted tensors of equally many rows, got {came}")
@@ -342,17 +362,26 @@ class MicroBatches(list):
         return cls(_rows(column, start, start + size) for start in starts)
 
 
+def _tensors(column):
+    """Yields the tensors of a column: itself, or the tensors in a mapping, which may be nested."""
+    if isinstance(column, torch.Tensor):
+        yield column
+    elif isinstance(column, Mapping):
+        for value in column.values():
+            yield from _tensors(value)
+
+
 def _rows(column, start, stop):
     if not isinstance(column, Mapping):
         return column[start:stop]
     return {
-        key: value[start:stop] if isinstance(value, torch.Tensor) else value
+        key: _rows(value, start, stop) if isinstance(value, (torch.Tensor, Mapping)) else value
         for key, value in column.items()
     }
 
 
 def _random_state():
-    """{type of device: state of its default generators}, of the CPU and what is in use beside."""
+    """{device type: state of its default generators} for the CPU and an accelerator in use."""
     return {kind: _generators(kind)[0]() for kind in ("cpu", *_accelerator())}
 
 
@@ -362,19 +391,19 @@ def _set_random_state(states):
 
 
 def _accelerator():
-    """[the type of the device in use beside the CPU, whose default generators can be set back]."""
+    """[device type] of the accelerator, [] if it is not in use or has no state to set back."""
     device = torch.accelerator.current_accelerator()
     if device is None or _generators(device.type) is None:
         return []
-    # To ask a device that is not in use would start it.
+    # Reading the state of a device that is not in use would initialise it.
     begun = getattr(torch.get_device_module(device), "is_initialized", None)
     return [device.type] if begun is None or begun() else []
 
 
 def _generators(kind):
-    """(how to get, how to set) the state of the default generators of a type of device, or None."""
+    """The functions (get, set) of the state of a device type's default generators, or None."""
     module = torch if kind == "cpu" else getattr(torch, kind, None)
-    for name in ("rng_state_all", "rng_state"):  # where there may be several devices, or one
+    for name in ("rng_state_all", "rng_state"):  # of all devices, or of the only one
         ways = [getattr(module, f"{way}_{name}", None) for way in ("get", "set")]
         if all(ways):
             return ways

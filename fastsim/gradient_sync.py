@@ -1,14 +1,14 @@
-"""When the processes of a wrapped encoder reduce their gradients: once a step.
+"""Reducing the gradients of a wrapped encoder over its processes only once a step.
 
-Three families of wrappers, known by their methods:
+There are three families of wrappers, recognised by their methods:
 
     no_sync()                                  DistributedDataParallel and its kin
     set_requires_gradient_sync(bool)           FSDP2 (`torch.distributed.fsdp.fully_shard`)
     set_gradient_accumulation_boundary(bool)   DeepSpeed, whose engine also runs the backward pass
 
-FSDP2 gathers parameters too, and DistributedDataParallel sends the first process's buffers to all.
-They do so before an encoder is called, not within: where the encoder fails on one process, no other
-waits for it in a gathering.
+FSDP2 also gathers parameters, and DistributedDataParallel sends the first process's buffers to all.
+GradCache makes them do so before it calls an encoder, not within the call. So if the encoder fails
+on one process, no other process waits for it.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ _METHODS = ("set_gradient_accumulation_boundary", "set_requires_gradient_sync", 
 
 
 def wrappers_of(encode, module=None):
-    """The outermost wrappers in an encoder that reduce gradients: [] where nothing does.
+    """The outermost wrappers in an encoder that reduce gradients; [] without any.
 
-    encode: a module, or a function around one, which is looked for in what the function closes
-    over; module: the module itself, where the function hides it.
+    encode: a module, or a function, whose closure is searched for modules.
+    module: the module itself, if the function hides it.
     """
     found = []
     for candidate in _modules(encode if module is None else module):
@@ -38,7 +38,7 @@ def wrappers_of(encode, module=None):
 
 
 def _modules(function):
-    """The modules that a function is, belongs to, or closes over."""
+    """The modules of a function: itself, its object, or those in its attributes or closure."""
     if isinstance(function, torch.nn.Module) or _reduces(function):
         return [function]
     if isinstance(function, functools.partial):
@@ -47,11 +47,11 @@ def _modules(function):
     found = []
     if isinstance(getattr(function, "__self__", None), torch.nn.Module):
         found.append(function.__self__)
-    held = getattr(function, "__dict__", {}).values()  # of an object that is called
-    found += [value for value in held if isinstance(value, torch.nn.Module)]
+    attributes = getattr(function, "__dict__", {}).values()  # of a callable object
+    found += [value for value in attributes if isinstance(value, torch.nn.Module)]
     if inspect.isfunction(function):
-        seen = inspect.getclosurevars(function)
-        values = [*seen.nonlocals.values(), *seen.globals.values()]
+        closure = inspect.getclosurevars(function)
+        values = [*closure.nonlocals.values(), *closure.globals.values()]
         found += [value for value in values if isinstance(value, torch.nn.Module)]
     return found
 
@@ -69,7 +69,7 @@ def _within(module, wrappers):
 
 
 def process_group_of(wrappers):
-    """The process group that the wrappers reduce over, or None where there is one process."""
+    """The process group over which the wrappers reduce; None for one process."""
     if not wrappers or not dist.is_available() or not dist.is_initialized():
         return None
     group = _group_of(wrappers[0])
@@ -77,38 +77,36 @@ def process_group_of(wrappers):
 
 
 def _group_of(wrapper):
-    """That of DistributedDataParallel, of DeepSpeed's engine, or of FSDP2's mesh; else all ranks.
+    """The group of DistributedDataParallel, of DeepSpeed's engine or of FSDP2's 1-d mesh.
 
-    Of a mesh of several dimensions too, whose ranks all take the step.
+    All ranks for anything else: all ranks of a mesh of several dimensions take the step together.
     """
     for name in ("process_group", "data_parallel_group"):
         group = getattr(wrapper, name, None)
         if isinstance(group, dist.ProcessGroup):
             return group
-    parameters = getattr(wrapper, "parameters", list)()
-    mesh = next((p.device_mesh for p in parameters if is_dtensor(p)), None)
+    mesh = next((p.device_mesh for p in _parameters(wrapper) if is_dtensor(p)), None)
     return dist.group.WORLD if mesh is None or mesh.ndim > 1 else mesh.get_group()
 
 
 def device_of(wrappers):
     """The device of the wrappers' parameters."""
-    parameters = (p for w in wrappers for p in getattr(w, "parameters", list)())
-    return next((p.device for p in parameters), torch.device("cpu"))
+    return next((p.device for w in wrappers for p in _parameters(w)), torch.device("cpu"))
 
 
 def shards_parameters(wrappers):
-    """Whether the processes hold shards of the parameters that `unshard` makes whole."""
+    """Whether the processes hold shards of parameters, which `unshard` gathers."""
     return any(_sharded(wrappers))
 
 
 def unshard(wrappers):
-    """Make the parameters of FSDP2's modules whole, on all processes at once."""
+    """Gathers the parameters of FSDP2's modules; all processes have to call it."""
     for module in _sharded(wrappers):
         module.unshard()
 
 
 def send_buffers(wrappers):
-    """Let all processes have the buffers of the first at once, for all micro-batches of a step.
+    """Sends the buffers of the first process to all now, once for all micro-batches of a step.
 
     DistributedDataParallel would do it in the first call, and then not before its next reduction.
     """
@@ -121,11 +119,11 @@ def send_buffers(wrappers):
 
 
 def reshard_after_error(wrappers):
-    """After an error: nothing is gathered any more, and the modules can be called again."""
+    """Frees gathered parameters after an error, so that the modules can be called again."""
     for wrapper in wrappers:
-        if hasattr(wrapper, "reset_iter_state"):  # of newer versions of torch
+        if hasattr(wrapper, "reset_iter_state"):  # in newer versions of torch
             wrapper.reset_iter_state()
-        if hasattr(wrapper, "will_sync_module_buffers"):  # alike on all processes
+        if hasattr(wrapper, "will_sync_module_buffers"):  # the same on all processes
             wrapper.require_forward_param_sync = True
     for module in _sharded(wrappers):
         module.reshard()
@@ -139,16 +137,16 @@ def _sharded(wrappers):
 
 @contextlib.contextmanager
 def accumulating(wrappers):
-    """Around the backward passes of a step; DeepSpeed's engines are left as they were.
+    """The block of all backward passes of a step; afterwards restores DeepSpeed's engines.
 
-    Yields, per wrapper, whether the step reduces at its end: not within `no_sync`, nor within an
-    accumulation over several steps.
+    Yields for each wrapper whether the step reduces at its end; it does not within `no_sync` or
+    within an accumulation over several steps.
     """
     engines = [wrapper for wrapper in wrappers if _is_engine(wrapper)]
     ends = [not _is_engine(w) or _at_boundary(w) for w in wrappers]
     with contextlib.ExitStack() as stack:
         for engine in engines:
-            # After an error too: its next steps would otherwise be within an accumulation for ever.
+            # Also after an error: otherwise all later steps would count as accumulation.
             stack.callback(_set_boundary, engine, getattr(engine, _BOUNDARY, None))
         for engine in engines:
             stack.enter_context(_one_reduction(engine))
@@ -174,22 +172,22 @@ def _at_boundary(engine):
 
 @contextlib.contextmanager
 def _one_reduction(engine):
-    """ZeRO-2 and 3 reduce in every backward pass, but for those within this block."""
+    """A block after which ZeRO-2 and 3 reduce, instead of in every backward pass."""
     several = getattr(engine, "gradient_accumulation_steps", lambda: 1)() > 1
     stage = getattr(engine, "zero_optimization_stage", lambda: 0)()
     coalesce = getattr(engine, "coalesce_grad_reduction", None)
     with contextlib.ExitStack() as stack:
         if stage >= 2 and not several and coalesce is not None:
-            with contextlib.suppress(NotImplementedError):  # with this optimizer
+            with contextlib.suppress(NotImplementedError):  # some optimizers lack it
                 stack.enter_context(coalesce())
         yield
 
 
 @contextlib.contextmanager
 def reducing(wrappers, last):
-    """A backward pass after which gradients are reduced over the processes, or not yet.
+    """The block of one forward and backward pass; controls whether gradients are then reduced.
 
-    last: by wrapper, whether it runs no more in this step.
+    last: for each wrapper, whether it now reduces, after its last pass of the step.
     """
     with contextlib.ExitStack() as stack:
         for wrapper, now in zip(wrappers, last, strict=True):
@@ -197,7 +195,7 @@ def reducing(wrappers, last):
                 wrapper.set_gradient_accumulation_boundary(now)
             elif hasattr(wrapper, "set_requires_gradient_sync"):
                 _set_fsdp(wrapper, now)
-                # Another step, without GradCache perhaps, finds what it expects.
+                # The default, for later steps, perhaps without GradCache.
                 stack.callback(_set_fsdp, wrapper, True)
             elif not now:
                 stack.enter_context(wrapper.no_sync())
@@ -207,12 +205,12 @@ def reducing(wrappers, last):
 def _set_fsdp(wrapper, now):
     wrapper.set_requires_gradient_sync(now)
     wrapper.set_is_last_backward(now)
-    # Parameters that are gathered stay so until the next micro-batch has used them.
+    # Parameters stay gathered until the last micro-batch has used them.
     wrapper.set_reshard_after_backward(now)
 
 
 def run_backward(wrappers, roots, gradients):
-    """The backward pass; DeepSpeed's engine runs its own."""
+    """Runs the backward pass, through DeepSpeed's engine if there is one."""
     engines = [w for w in wrappers if _is_engine(w)]
     if not engines:
         torch.autograd.backward(roots, gradients)
@@ -220,3 +218,88 @@ def run_backward(wrappers, roots, gradients):
     pairs = zip(roots, gradients, strict=True)
     products = sum((root.float() * grad.float()).sum() for root, grad in pairs)
     engines[0].backward(products, scale_wrt_gas=False)
+
+
+# ---- parameters that get gradients not only through the encoder's embeddings ----
+
+
+def leaves_of(value):
+    """The leaf tensors to which a backward pass from `value` adds gradients."""
+    nodes, leaves = [value.grad_fn], []
+    seen = {*nodes}
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            leaves.append(node.variable)
+        new = {follower for follower, _ in node.next_functions if follower} - seen
+        seen |= new
+        nodes += new
+    return leaves
+
+
+def parted(own, wrappers, *, everything):
+    """Splits `own` into the pairs whose parameters belong to these wrappers, and the others.
+
+    own: [(parameter of a loss, its gradient)]; a wrapper may hold the parameter too. The first list
+        is backpropagated with the last pass of the wrappers.
+    everything: whether to put all pairs into the first list.
+    """
+    ids = {id(p) for wrapper in wrappers for p in _parameters(wrapper)}
+    now = [pair for pair in own if everything or id(pair[0]) in ids]
+    taken = {id(p) for p, _ in now}
+    return now, [pair for pair in own if id(pair[0]) not in taken]
+
+
+def pull_early(wrappers, own):
+    """Backpropagates the pairs of `own` that must come before all passes; returns the others.
+
+    These are parameters of a DistributedDataParallel that looks for unused parameters: it considers
+    those that the last forward pass did not use as ready to be reduced.
+    """
+    looking = [w for w in wrappers if _is_ddp(w) and w.find_unused_parameters]
+    early, left = parted(own, looking, everything=False)
+    if early:
+        with reducing(looking, [False] * len(looking)):
+            torch.autograd.backward([p for p, _ in early], [grad for _, grad in early])
+    return left
+
+
+@contextlib.contextmanager
+def reaching_all(wrappers):
+    """The block of the last backward pass of these wrappers: all gradients are reduced after it.
+
+    DistributedDataParallel reduces when every parameter has received a gradient in this pass, or,
+    if it looks for unused parameters, when any has. So parameters that only earlier micro-batches
+    used get a gradient of zeros: for example the image tower of a module whose texts come last.
+    """
+    waiting = [w for w in wrappers if _is_ddp(w) and w.require_backward_grad_sync]
+    reached, handles = set(), []
+
+    def reach(parameter):
+        node = torch.autograd.graph.get_gradient_edge(parameter).node
+        handles.append(node.register_hook(lambda *_: reached.add(parameter)))
+
+    for parameter in (p for w in waiting for p in w.parameters() if p.requires_grad):
+        reach(parameter)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for wrapper in waiting:
+        learnt = [p for p in wrapper.parameters() if p.requires_grad and p.grad is not None]
+        late = [p.view_as(p) for p in learnt if p not in reached]
+        unused = wrapper.find_unused_parameters
+        if not late or (unused and len(late) < len(learnt)):
+            continue
+        if unused:
+            wrapper.reducer.prepare_for_backward(late)  # the forward pass has used none of them
+        torch.autograd.backward(late, [p.new_zeros(()).expand_as(p) for p in late])
+
+
+def _is_ddp(wrapper):
+    return isinstance(wrapper, torch.nn.parallel.DistributedDataParallel)
+
+
+def _parameters(wrapper):
+    return getattr(wrapper, "parameters", list)()

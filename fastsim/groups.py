@@ -1,4 +1,4 @@
-"""What `group=` of a loss takes: a process group, a mesh, a ring around one, or the name of one."""
+"""The values of `group=` of a loss: a process group, a mesh, a `Ring`, or the name of a group."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,10 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ring:
-    """A process group around whose ranks columns travel, where they would not fit at once.
+    """A process group among whose ranks the columns travel, for columns that do not fit at once.
 
-    As `group=` of a loss: `fastsim.info_nce(x, y, group=Ring(group))`. A rank then holds the
-    columns of a few ranks, never all of them, but computes the scores twice: see
-    fastsim/distributed.py.
+    Use it as `group=` of a loss: `fastsim.info_nce(x, y, group=Ring(group))`. A rank then holds the
+    columns of a few ranks, never of all, but computes the scores twice: see fastsim/distributed.py.
     """
 
     group: object
@@ -20,21 +19,22 @@ class Ring:
 
 @dataclass(frozen=True)
 class NamedGroup:
-    """A process group by its name, as a module that holds one is copied and saved."""
+    """The name of a process group, for modules: unlike the group it can be copied and saved."""
 
     name: str
 
 
 def all_gather(out, part, group):
-    """Parts of one size, of all ranks, into `out`; the name changed in torch 2.13."""
+    """Gathers the parts of all ranks, of equal size, into `out`."""
+    # torch 2.13 has renamed it.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(out, part, group=group)
 
 
 def exchange_device(group):
-    """Where tensors of host values travel, the same on every rank: the CPU where the group can.
+    """The device on which ranks exchange numbers of the host: the CPU if the group supports it.
 
-    A rank that has been given no proper tensor has to know it too.
+    It depends on the group alone, as a rank whose arguments are no tensors has to know it too.
     """
     devices = group._device_types
     on_cpu = not devices or any(device.type == "cpu" for device in devices)
@@ -42,15 +42,15 @@ def exchange_device(group):
 
 
 def named(group):
-    """The group of a loss's `group=` by its name."""
+    """A loss's `group=` with the group replaced by its name."""
     name = process_group(group).group_name
     return Ring(NamedGroup(name)) if isinstance(group, Ring) else NamedGroup(name)
 
 
 def process_group(group):
-    """The process group of a loss's `group=`: itself, a ring's, or that of a mesh of one dimension.
+    """The process group of a loss's `group=`: a group itself, or that of a ring, name or 1-d mesh.
 
-    TypeError for anything else, ValueError for a mesh of several dimensions.
+    Raises a ValueError for a mesh of several dimensions, a TypeError for anything else.
     """
     group = group.group if isinstance(group, Ring) else group
     if isinstance(group, NamedGroup):

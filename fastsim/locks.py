@@ -1,6 +1,4 @@
-"""Locks of folders: of several processes one at a time writes there, and what one that was killed
-has left is known for it.
-"""
+"""Locks of folders: for one writing process at a time, and to find folders of killed processes."""
 
 import contextlib
 import os
@@ -15,20 +13,19 @@ _UNNAMED = ".fastsim-unnamed-"
 
 @contextlib.contextmanager
 def locked(folder, name, *, refusal=None):
-    """While this lasts no other process holds the lock `name` of a folder.
+    """Holds the lock `name` of a folder within the block; no other process holds it meanwhile.
 
-    The folder is made if there is none, and removed if it stays empty. The lock is one of the
-    system: it ends with its process, however that ends. On a system without file locks no other
-    process is noticed.
+    The folder is created if it is missing, and then removed if it stays empty. The operating system
+    releases the lock when the process ends, however it ends. A system without file locks does not
+    keep other processes out.
 
     Args:
         folder: a path.
-        name: of the file that is locked; it is in the folder while this lasts.
-        refusal: what an `OutputError` says where another process holds the lock. None: it is
-            waited for.
+        name: the name of the locked file, which is in the folder during the block.
+        refusal: the message of an `OutputError` if another process holds the lock; None: wait.
 
     Raises:
-        OSError: where nothing can be written.
+        OSError: if the folder cannot be written.
     """
     folder = Path(folder)
     made = [place for place in (folder, *folder.parents) if not place.exists()]
@@ -36,7 +33,7 @@ def locked(folder, name, *, refusal=None):
     try:
         yield
     finally:
-        (folder / name).unlink(missing_ok=True)  # before another can have it
+        (folder / name).unlink(missing_ok=True)  # before another process can lock it
         _unlock(handle)
         handle.close()
         for place in made:
@@ -45,9 +42,9 @@ def locked(folder, name, *, refusal=None):
 
 
 def lock_folder(folder):
-    """The handle of a lock on a folder itself, which ends when that is closed, or the process.
+    """The handle of a lock on a folder itself; the lock ends when the handle is closed.
 
-    None where another holds it, it is no folder, or the system has no such locks.
+    None if another process holds the lock, if it is no folder, or if the system has no such locks.
     """
     try:
         import fcntl
@@ -66,7 +63,7 @@ def lock_folder(folder):
 def begun_folder(parent, prefix):
     """(a new folder whose name begins with `prefix`, the handle of the lock on it or None).
 
-    It is locked before it has its name: unlocked, it would be taken for what a killed process left.
+    It is locked before it gets its name: `remove_left` removes unlocked folders of that name.
     """
     made = Path(tempfile.mkdtemp(prefix=_UNNAMED, dir=parent))
     handle = lock_folder(made)
@@ -76,7 +73,7 @@ def begun_folder(parent, prefix):
 
 
 def remove_left(parent, prefix):
-    """Remove what killed processes left of `begun_folder`: their locks ended with them."""
+    """Removes the folders of `begun_folder` of killed processes: those that are not locked."""
     for folder in Path(parent).glob(f"{prefix}*"):
         handle = lock_folder(folder)
         if handle is not None:
@@ -85,12 +82,12 @@ def remove_left(parent, prefix):
 
 
 def _taken(folder, name, refusal):
-    """The open file that holds the lock."""
+    """Opens and locks the file `name` in the folder, and returns its handle."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             handle = open(folder / name, "w")  # noqa: SIM115 - `locked` closes it
-        except FileNotFoundError:  # a process that ended has just removed the folder
+        except FileNotFoundError:  # an ending process has just removed the folder
             continue
         if not _lock(handle, wait=refusal is None):
             handle.close()
@@ -100,11 +97,11 @@ def _taken(folder, name, refusal):
                 return handle
         except FileNotFoundError:
             pass
-        handle.close()  # the file of a process that has just ended
+        handle.close()  # an ending process has just removed this file: lock the new one
 
 
 def _lock(handle, *, wait):
-    """Lock a file. False where another process holds it, which is not waited for."""
+    """Locks a file. Returns False if another process holds the lock and `wait` is False."""
     try:
         import fcntl
 
@@ -117,7 +114,7 @@ def _lock(handle, *, wait):
 
 
 def _unlock(handle):
-    """For processes that were forked meanwhile too, which have the file open."""
+    """Releases the lock, even if a process forked meanwhile still has the file open."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl
 

@@ -1,4 +1,4 @@
-"""What fastsim wrote into a folder: a file of names, sizes, times and hashes."""
+"""The manifest of the files that fastsim wrote into a folder: names, sizes, times and hashes."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ MANIFEST = "fastsim_manifest.json"
 
 
 def write_manifest(folder):
-    """Write down what each file of a new folder is; nothing may change them any more."""
+    """Writes the manifest of all files in a new folder; they must not change afterwards."""
     folder, about = Path(folder), {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         now = file.stat()
@@ -23,10 +23,10 @@ def write_manifest(folder):
 
 
 def files_of(folder):
-    """{relative path: what was written down of it} of a folder's manifest; empty without one.
+    """{relative path: its entry in the folder's manifest}; empty without a manifest.
 
-    None stands for what is not known: of the manifest itself, and of files in old manifests, which
-    held names alone.
+    The entry is None for the manifest itself, and for files of old manifests, which held only
+    names.
     """
     try:
         text = (Path(folder) / MANIFEST).read_text(encoding="utf-8")
@@ -43,9 +43,9 @@ def files_of(folder):
 
 
 def is_edited(file, written):
-    """Whether a file is known to be another than was written.
+    """Whether a file is known to differ from its manifest entry `written`.
 
-    It is read only where its time says that it may be: a model can have gigabytes.
+    The file is read only if its time has changed: a model can have gigabytes.
     """
     if not file.is_file():
         return True

@@ -1,9 +1,9 @@
-"""Hard negatives for pairs of embeddings, found by `top_k`: no N x M matrix.
+"""Hard negatives for pairs of embeddings, from `top_k` instead of an N x M matrix.
 
 Source of the margins: Moreira et al. 2024, "NV-Retriever: Improving text embedding models with
-effective hard-negative mining", section 3.2: a negative that is nearly as close as the positive is
-often a positive that nobody marked. Their TopK-MarginPos is `margin`, their TopK-PercPos is
-`relative_margin`, with 0.05 for their 95 %.
+effective hard-negative mining", section 3.2: a negative nearly as close as the positive is often an
+unlabelled positive. Their TopK-MarginPos is `margin`, their TopK-PercPos is `relative_margin`, with
+0.05 for their 95 %.
 """
 
 import torch
@@ -21,7 +21,7 @@ from fastsim.pairs import as_ids
 from fastsim.scores import paired_cosine_similarity, top_k
 from fastsim.ties import highest_equal
 
-_QUERIES = 8192  # searched at once, so that what is held does not grow with N x depth
+_QUERIES = 8192  # queries searched at once, so that memory does not grow with N x depth
 
 
 def mine_hard_negatives(
@@ -40,35 +40,34 @@ def mine_hard_negatives(
     seed: int = 0,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The hardest negatives of each query within given limits, as rows of the corpus.
+    """Finds the hardest negatives of each query within limits, as rows of the corpus.
 
     Args:
         queries: (N, D).
         corpus: (M, D), M >= N without `positives`.
-        positives: (N,) integers, the corpus row of each query's positive, `arange(N)` by default;
-            or (N, P): that row first, then further rows that are no negatives, padded with -1.
-        count: negatives per query.
-        ranks: (first, last), counted from 1 among the neighbours that are no positives: the first
-            few are often positives that nobody marked.
-        margin: a negative's cosine is at most the positive's minus this.
-        relative_margin: a negative's cosine is at most p - relative_margin |p|, p the positive's;
-            NV-Retriever's 95 % is 0.05.
-        score_range: a negative's cosine lies in it, ends included.
-        query_ids, corpus_ids: (N,) and (M,) integers; a corpus row with the id of a query, or of
-            a row that `positives` names for it, is no negative of it. Equal texts have equal ids.
-            At most 1,000 rows are passed over for their ids, so a query with more may get fewer
-            negatives.
-        sample: draw from the ranks at random, by `seed`, instead of taking the hardest.
-        seed: an int.
+        positives: (N,) integers, the corpus row of each query's positive; None: `arange(N)`. Or
+            (N, P): that row first, then further rows that are no negatives, padded with -1.
+        count: the number of negatives per query.
+        ranks: (first, last), the allowed ranks, counted from 1 among the neighbours that are no
+            positives. The first few are often unlabelled positives.
+        margin: the cosine of a negative is at most p - margin, for p the cosine of the positive.
+        relative_margin: the cosine of a negative is at most p - relative_margin |p|; NV-Retriever's
+            95 % is 0.05.
+        score_range: (low, high), the allowed cosines of a negative, ends included.
+        query_ids, corpus_ids: (N,) and (M,) integers, equal for equal texts. A corpus row is no
+            negative of a query if it has the id of the query or of one of its `positives`. At most
+            1,000 rows per query are skipped by id, so a query with more may get fewer negatives.
+        sample: whether to draw at random from the ranks, instead of taking the hardest.
+        seed: an int, the seed of the draw.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        (rows (N, count) int64, the hardest first, -1 where there are fewer; their cosines
-        (N, count), -inf there, with the dtype of `cosine_similarity`). Not differentiable.
+        (rows, scores), (N, count) each, the hardest first: the rows int64, -1 if there are fewer;
+        their cosines with the dtype of `cosine_similarity`, -inf there. Not differentiable.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> queries, corpus = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -86,7 +85,7 @@ def mine_hard_negatives(
     count, seed = int_of("count", count, 1), _seed(seed)
     first, last = _ranks(ranks, count)
     low, high = _score_range(score_range)
-    # Ranks beyond the corpus are all alike; those within it fit an int64.
+    # Ranks beyond the corpus are equivalent; clamped, they fit an int64.
     first, last = min(first, columns + 1), min(last, columns)
     if positives is None:
         if columns < rows:
@@ -114,7 +113,7 @@ def mine_hard_negatives(
             scores = values.new_full((rows, count), -torch.inf)
         if not bool(values.isfinite().all()):
             raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
-        values = values.clamp(-1.0, 1.0)  # of a copy it is 1 but for rounding
+        values = values.clamp(-1.0, 1.0)  # rounding may take them beyond
         allowed = torch.ones_like(near, dtype=torch.bool)
         if query_ids is not None:
             ids = corpus_ids[near]
@@ -138,7 +137,7 @@ def mine_hard_negatives(
 
 
 def _positives(positives, rows, columns, device):
-    """(N, P) int64: each query's positive, then further rows that are no negatives, or -1."""
+    """Checks `positives` and returns them as (N, P) int64."""
     shape = positives.shape if isinstance(positives, Tensor) else (rows,)
     if len(shape) not in (1, 2) or shape[1:] == (0,):
         raise ValueError(
@@ -160,7 +159,7 @@ def _positives(positives, rows, columns, device):
 
 
 def _room(query_ids, corpus_ids, named):
-    """How many neighbours of one query may have to be left out for their ids, at most 1000.
+    """The largest number of neighbours that the ids leave out for one query, at most 1000.
 
     named: (N, P) rows of the corpus, the positives of each query, -1 for none.
     """
@@ -171,12 +170,12 @@ def _room(query_ids, corpus_ids, named):
     ids = torch.cat([query_ids[:, None], corpus_ids[named.clamp(min=0)]], 1)
     place = torch.searchsorted(values, ids).clamp(max=len(values) - 1)
     most = torch.where((values[place] == ids) & some, counts[place], 0).sum(1)
-    # A text that is there very often would make the search for every query as deep.
+    # At most 1000: one very frequent text would deepen the search for every query.
     return min(int(most.max()) if len(named) else 0, 1000)
 
 
 def _choose(allowed, values, near, count, sample, generator):
-    """(rows, scores), (N, count) each, of the allowed neighbours (N, depth): the first or drawn."""
+    """(rows, scores), (N, count) each: the first allowed neighbours (N, depth), or a sample."""
     order = torch.arange(values.shape[1], dtype=torch.float32, device=values.device)
     if sample:
         order = torch.rand(values.shape, generator=generator, dtype=torch.float32, device="cpu").to(
@@ -185,11 +184,11 @@ def _choose(allowed, values, near, count, sample, generator):
     order = order.expand(values.shape).masked_fill(~allowed, torch.inf)
     width = min(count, values.shape[1])
     place = order.topk(width, dim=1, largest=False).indices
-    place = place.sort(dim=1).values  # the hardest first, also among the drawn
+    place = place.sort(dim=1).values  # the hardest first, in a sample too
     kept = allowed.gather(1, place)
     rows = near.gather(1, place).masked_fill(~kept, -1)
     scores = values.gather(1, place).masked_fill(~kept, -torch.inf)
-    # What was found goes to the front.
+    # Move the missing entries to the end.
     front = kept.long().argsort(dim=1, descending=True, stable=True)
     rows, scores = rows.gather(1, front), scores.gather(1, front)
     missing = (0, count - width)
@@ -199,13 +198,13 @@ def _choose(allowed, values, near, count, sample, generator):
 
 def _seed(seed):
     seed = int_of("seed", seed)
-    if not -(2**63) <= seed < 2**64:  # what a generator of torch takes
+    if not -(2**63) <= seed < 2**64:  # the range of a generator of torch
         raise ValueError(f"seed: wanted -2**63 to 2**64 - 1, got {seed}")
     return seed
 
 
 def _ranks(ranks, count):
-    """(first, last) as ints with room for `count`."""
+    """(first, last) as ints, with at least `count` ranks."""
     try:
         first, last = (int_of("ranks", rank) for rank in ranks)
     except (TypeError, ValueError):

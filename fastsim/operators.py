@@ -49,8 +49,8 @@ def schema_of(record):
 def define(name, schema, implementation, fake):
     """Registers torch.ops.fastsim.<name>; `fake` returns empty tensors of the right shapes.
 
-    Returns a function of the operator's arguments, for use where autograd does not record: inside
-    a torch.autograd.Function or without a gradient to keep.
+    Returns a function with the operator's arguments. Autograd must not record its call: use it
+    inside a torch.autograd.Function, or without gradients.
     """
     _library.define(name + schema)
     _library.impl(name, implementation, "CompositeExplicitAutograd")
@@ -67,17 +67,17 @@ def define(name, schema, implementation, fake):
 
 
 def traced():
-    """Whether something records the operators that are called: torch.compile, torch.export, or a
-    dispatch mode as that of fake tensors.
+    """Whether something records the operators that are called: torch.compile, torch.export or a
+    dispatch mode such as that of fake tensors.
     """
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
 def transforming(*values):
-    """Whether torch.func (vmap, grad, jvp, ...) is at work or a value has a forward-mode tangent.
+    """Whether a transform of torch.func (vmap, grad, jvp, ...) is active, or a value has a tangent
+    of forward-mode AD.
 
-    No autograd.Function of ours can be called then. Values may be tensors, tuples of them, or
-    anything else.
+    Our autograd.Functions cannot be called then. Values may be tensors, tuples of them or anything.
     """
     if torch.compiler.is_compiling():
         return False
@@ -90,8 +90,8 @@ def transforming(*values):
 
 
 def transformed(*values):
-    """Whether one of the values is a tensor that torch.func (vmap, grad, jvp, ...) has wrapped, or
-    that has a tangent of forward-mode AD.
+    """Whether one of the values is a tensor wrapped by torch.func (vmap, grad, jvp, ...), or has a
+    tangent of forward-mode AD.
     """
     if torch.compiler.is_compiling():
         return False
@@ -105,15 +105,15 @@ def transformed(*values):
 
 
 def differentiable_again(formula, *, inputs):
-    """A decorator of the `backward` of an autograd.Function: its gradients are differentiable.
+    """Decorates the `backward` of an autograd.Function, so that its gradients are differentiable.
 
-    formula(ctx, saved, *inputs) gives the Function's outputs in plain torch. Where a gradient of
-    the gradient may be asked for (create_graph=True), or several at once (is_grads_batched=True),
-    the gradient is that of the formula. inputs: how many of the Function's inputs have gradients;
-    they are its first ones, and the first that it has saved.
+    formula: (ctx, saved, *inputs) -> the outputs of the Function in plain torch. It gives the
+        gradient if a gradient of the gradient may follow (create_graph=True), or if several are
+        computed at once (is_grads_batched=True).
+    inputs: how many inputs of the Function have gradients. They come first, and are saved first.
 
-    Both it and backward(ctx, saved, *above) are given `ctx.saved_tensors`, which may be read once
-    only: torch.utils.checkpoint computes them for one reader.
+    `backward` and `formula` receive `ctx.saved_tensors` as `saved`, because they may be read only
+    once: torch.utils.checkpoint computes them for one reader.
     """
 
     def decorate(backward):
@@ -133,29 +133,29 @@ def differentiable_again(formula, *, inputs):
 
 
 def _batched(above):
-    """Whether torch.autograd.grad runs the backward pass for several gradients at once."""
+    """Whether torch.autograd.grad computes several gradients at once."""
     legacy = torch._C._functorch.is_legacy_batchedtensor
     return any(grad is not None and legacy(grad) for grad in above)
 
 
 def _with_memory(grad):
-    """The gradient as a kernel can read it: torch has tensors of zeros that have no memory."""
+    """The gradient as a kernel can read it: torch has tensors of zeros without memory."""
     return grad if grad is None or not grad._is_zerotensor() else torch.zeros_like(grad)
 
 
 def _of_formula(formula, count, ctx, saved, above):
-    wants = ctx.needs_input_grad[:count]
+    needs_grad = ctx.needs_input_grad[:count]
     grads = [None] * len(ctx.needs_input_grad)
     with torch.enable_grad():
-        # Views, so that an input that is made of another one is not differentiated through.
+        # Views, so that an input computed from another one is not differentiated through.
         inputs = [
             value.view_as(value) if want else value
-            for value, want in zip(saved, wants, strict=False)
+            for value, want in zip(saved, needs_grad, strict=False)
         ]
         outputs = formula(ctx, saved, *inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [(o, a) for o, a in zip(outputs, above, strict=False) if o.requires_grad]
-        places = [place for place, want in enumerate(wants) if want]
+        places = [place for place, want in enumerate(needs_grad) if want]
         found = torch.autograd.grad(
             [output for output, _ in pairs],
             [inputs[place] for place in places],
@@ -169,9 +169,9 @@ def _of_formula(formula, count, ctx, saved, above):
 
 
 def once_differentiable(backward):
-    """A `backward` whose gradients have none of their own: a RuntimeError where one is wanted.
+    """Decorates a `backward` whose gradients cannot be differentiated: trying to is a RuntimeError.
 
-    torch's decorator of that name lets them pass as constants, so that a gradient penalty would
+    torch's decorator of this name treats them as constants, so that a gradient penalty would
     silently count for nothing.
     """
 
@@ -186,16 +186,16 @@ def once_differentiable(backward):
 
 
 def constant_result(function):
-    """What torch.compile is to call once, taking the result for a constant.
+    """Marks a function that torch.compile calls once, and whose result it takes as a constant.
 
-    As torch.compiler.assume_constant_result, which imports the whole compiler, and Triton with it.
+    The same as torch.compiler.assume_constant_result, which imports the compiler and Triton.
     """
     function._dynamo_marked_constant = True
     return function
 
 
 def constant_once(function):
-    """A `constant_result` that is found once for the same arguments."""
+    """A `constant_result` that is computed once for the same arguments."""
     found = functools.cache(function)
 
     # torch.compile warns of a cache that it looks into.

@@ -1,14 +1,19 @@
 """The precision of sums and of products.
 
-Sums are in float64 where the device has it, in compensated float32 elsewhere. Products of float32
+Sums are in float64 if the device has it, otherwise in compensated float32. Products of float32
 matrices follow torch's setting.
 """
 
 import torch
 
-WITHOUT_FLOAT64 = {"mps"}  # types of devices
-_EXPONENT = 0xFF << 23  # of the bits of a float32
-_NAMES = {"tf32": "high", "bf16": "medium"}  # fp32_precision -> as set_float32_matmul_precision
+WITHOUT_FLOAT64 = {"mps"}  # device types
+_EXPONENT = 0xFF << 23  # the exponent's bits in a float32
+_NAMES = {"tf32": "high", "bf16": "medium"}  # fp32_precision -> float32_matmul_precision
+
+
+def compute_dtype(x):
+    """The compute type, of logits, coefficients and losses: float64 for float64, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def wide_dtype(device):
@@ -22,11 +27,11 @@ def widened(tensor):
 
 
 def float32_products(device_type):
-    """How torch is to multiply float32 matrices there: "highest", "high" or "medium".
+    """The precision of float32 matrix products on a device type: "highest", "high" or "medium".
 
-    That is torch.get_float32_matmul_precision(), unless `fp32_precision` of torch.backends was set
-    since, which each type of device has for itself, and which its products go by. Of a device with
-    more than that name says the getter raises, of one with less it tells nothing.
+    It is torch.get_float32_matmul_precision(), unless `fp32_precision` in torch.backends has been
+    set later: each device type has its own, which decides. The getter raises if a device has a
+    lower precision than it would return; it does not show a higher one.
     """
     try:
         name = torch.get_float32_matmul_precision()
@@ -42,7 +47,7 @@ def float32_products(device_type):
 
 
 def power_of_two(x):
-    """The largest power of two that is not above |x|, of float32 numbers; 0 of subnormal ones.
+    """The largest power of two up to |x|, for float32 numbers; 0 for subnormal x.
 
     Infinity and NaN become infinity.
     """
@@ -50,9 +55,9 @@ def power_of_two(x):
 
 
 def rounded_off(one, other, total):
-    """What rounding has taken from total = one + other, exactly (Knuth, TAOCP 2, 4.2.2, theorem B).
+    """The rounding error one + other - total of the float sum `total`, exact; 0 if not finite.
 
-    0 of sums that are not finite.
+    Knuth, TAOCP 2, section 4.2.2, theorem B.
     """
     part = total - one
     lost = (one - (total - part)) + (other - part)
@@ -60,13 +65,13 @@ def rounded_off(one, other, total):
 
 
 def inverse_norms(x):
-    """1 / |x| of rows (..., D), 0 where the norm is no normal number of the compute type."""
-    compute = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    """1 / |x| (...) for rows x (..., D); 0 if |x| is not a normal number of the compute type."""
+    compute = compute_dtype(x)
     tiny = torch.finfo(compute).tiny
     if wide_dtype(x.device) == torch.float64:
         norm = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
         return norm.reciprocal().masked_fill_(norm < tiny, 0.0)
-    # The squares of float32 numbers pass its range: the largest is taken out first.
+    # Squares of float32 numbers may leave its range, so rows are divided by their largest first.
     x = x.to(compute)
     largest = x.abs().amax(-1)
     size = torch.where(largest == 0, 1.0, largest)

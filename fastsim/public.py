@@ -1,6 +1,6 @@
-"""Everything public but `Encoder`; modules of the losses and their specifications in `losses`.
+"""All public names except `Encoder`; `losses` has the losses as modules and as specifications.
 
-`fastsim/__init__.py` hands these names on when one of them is first asked for.
+`fastsim/__init__.py` imports this module when one of the names is first used.
 """
 
 from fastsim import losses

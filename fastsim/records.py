@@ -6,12 +6,12 @@ import torch
 
 
 def replaced(record, **fields):
-    """`dataclasses.replace` of a frozen record without its constructor.
+    """`dataclasses.replace` of a frozen record, without its constructor.
 
-    That sets field by field, which of a record as long as `Tile` or `Pairs` takes longer than the
-    loss of a small batch saves.
+    The constructor sets field by field. For records as long as `TileLoss` or `Pairs` that would be
+    a large part of a small loss.
     """
-    if torch.compiler.is_compiling():  # which knows the constructor, and not in every release this
+    if torch.compiler.is_compiling():  # not every release of torch traces what follows
         return dataclasses.replace(record, **fields)
     assert fields.keys() <= record.__dict__.keys(), fields.keys() - record.__dict__.keys()
     new = object.__new__(type(record))

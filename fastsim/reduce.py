@@ -1,12 +1,14 @@
-"""Reduction of row losses and the precision of scores and temperatures, alike for every loss."""
+"""Shared by all losses: the reduction over rows, the precision of scores and temperatures."""
 
 import torch
 
+from fastsim.precision import compute_dtype
+
 
 def reduce(losses, reduction, count=None):
-    """(N,) losses -> their mean, their sum, or themselves.
+    """Losses (N,) -> their mean (), their sum () or the losses.
 
-    count: an integer (), how many the mean is over; None: the losses.
+    count: an integer tensor (), the number that the mean divides by; None: N.
     """
     if reduction == "none":
         return losses
@@ -17,7 +19,7 @@ def reduce(losses, reduction, count=None):
 
 
 def factor_of_sum(reduction, rows):
-    """The number by which the sum of `rows` losses is the reduction; None for "none"."""
+    """The number that turns the sum of `rows` losses into the reduction; None for "none"."""
     if reduction == "none":
         return None
     return 1 / rows if reduction == "mean" else 1.0
@@ -30,27 +32,27 @@ def equal_row_weights(reduction, rows, dtype, device):
 
 
 def as_float(scores):
-    """16-bit scores as float32; losses never work in less."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+    """Scores in the compute type: 16-bit scores become float32."""
+    return scores.to(compute_dtype(scores))
 
 
 def softplus(x):
-    """log(1 + exp(x)), in float64 too: from 20 on torch's is x, which is off by 2e-9."""
+    """log(1 + exp(x)), exact in float64 too: from x = 20 on torch returns x, an error of 2e-9."""
     return torch.nn.functional.softplus(x, threshold=50.0)
 
 
 def inverse(temperature, x):
-    """1 / temperature, of a tensor in the compute type of x: rounding it would move every logit."""
+    """1 / temperature, of a tensor in the compute type of x: in 16 bits all logits would be off."""
     if isinstance(temperature, torch.Tensor):
-        temperature = temperature.to(torch.promote_types(x.dtype, torch.float32))
+        temperature = temperature.to(compute_dtype(x))
     return 1 / temperature
 
 
 def over_temperature(scores, temperature):
-    """The logits scores / temperature, -inf where a score is.
+    """The logits scores / temperature, -inf where the score is -inf.
 
-    What takes no part is divided as 0 is: -inf times its weight of 0 would make NaN of the gradient
-    of a learnt temperature.
+    A score of -inf is divided as 0. Otherwise -inf times its weight 0 would make the gradient of a
+    learnt temperature NaN.
     """
     if not isinstance(temperature, torch.Tensor):
         return scores / temperature
@@ -59,5 +61,5 @@ def over_temperature(scores, temperature):
 
 
 def below_every_score(scores):
-    """A value below every score, finite so that gradients stay so."""
+    """A value below every score; it is finite, so that gradients are finite too."""
     return torch.finfo(scores.dtype).min

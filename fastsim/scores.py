@@ -1,4 +1,4 @@
-"""Unit rows and the scores made of them: cosines of all pairs, of paired rows, the best k."""
+"""Unit rows and their scores: cosines of all pairs, cosines of paired rows, the best k."""
 
 import torch
 from torch import Tensor
@@ -7,16 +7,11 @@ from fastsim.autocast import without_autocast
 from fastsim.backends import get, pick
 from fastsim.checks import check_alike, check_embeddings, check_sides, int_of
 from fastsim.operators import define, differentiable_again, transforming
-from fastsim.precision import widened
-
-
-def compute_dtype(x):
-    """The compute type, that of logits, states and losses: float64 for float64, else float32."""
-    return torch.promote_types(x.dtype, torch.float32)
+from fastsim.precision import compute_dtype, widened
 
 
 def unit_rows(x, backend):
-    """x / |x| by rows in the compute type, differentiable; a zero row stays zero, gradient 0."""
+    """The rows x / |x| in the compute type, differentiable; a zero row stays 0, with gradient 0."""
     if backend.name == "eager" or transforming(x):
         return unit_formula(x)
     if torch.is_grad_enabled() and x.requires_grad:
@@ -25,7 +20,7 @@ def unit_rows(x, backend):
 
 
 def unit_formula(x):
-    """`unit_rows` in operations of torch."""
+    """`unit_rows` in plain torch."""
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(widened(x), dim=-1, keepdim=True)
     zero = norm < torch.finfo(x.dtype).tiny
@@ -33,7 +28,7 @@ def unit_formula(x):
 
 
 def paired(unit_x, unit_y):
-    """Cosines of paired unit rows: (N, D), (N, D) -> (N,)."""
+    """Dot products of paired rows: (N, D), (N, D) -> (N,)."""
     return (unit_x * unit_y).sum(-1)
 
 
@@ -47,7 +42,7 @@ def paired_cosines(x, y, backend):
 
 
 def dense_cosines(x, y, backend):
-    """Cosines of every pair of rows (N, M)."""
+    """Cosines (N, M) of all pairs of rows, in the compute type; y None: x with itself."""
     unit_x = unit_rows(x, backend)
     unit_y = unit_x if y is None or y is x else unit_rows(y, backend)
     with without_autocast(x.device.type):
@@ -55,7 +50,7 @@ def dense_cosines(x, y, backend):
 
 
 def dense_scores(x, y, backend, similarity):
-    """Cosines or dot products of every pair of rows (N, M), in the compute type."""
+    """Cosines or dot products (N, M) of all pairs of rows, as `dense_cosines`."""
     if similarity == "cosine":
         return dense_cosines(x, y, backend)
     x = x.to(compute_dtype(x))
@@ -69,9 +64,9 @@ def paired_scores(x, y, backend, similarity):
 
 
 def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """Cosines of every pair of rows.
+    """Computes the cosines of all pairs of rows.
 
-    It returns the N x M matrix; `top_k` and most losses do without.
+    The result is the N x M matrix; `top_k` and most losses never hold it.
 
     Args:
         x: (N, D).
@@ -84,7 +79,7 @@ def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> fastsim.cosine_similarity(torch.tensor([[3.0, 4.0]]), torch.eye(2))
@@ -98,18 +93,18 @@ def cosine_similarity(x: Tensor, y: Tensor | None = None, *, backend: str | None
 
 
 def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None) -> Tensor:
-    """Cosine of row i of x with row i of y, without an N x N matrix.
+    """Computes the cosine of row i of x with row i of y, without an N x N matrix.
 
     Args:
         x, y: (N, D); N = 0 is allowed, since one rank of a group may have no rows.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        (N,), with the dtype and the zero rows of `cosine_similarity`; differentiable.
+        (N,); dtype and zero rows as in `cosine_similarity`; differentiable.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> fastsim.paired_cosine_similarity(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
@@ -124,7 +119,7 @@ def paired_cosine_similarity(x: Tensor, y: Tensor, *, backend: str | None = None
 def top_k(
     queries: Tensor, corpus: Tensor, k: int, *, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k most similar rows of the corpus for each query, without the N x M matrix.
+    """Finds the k most similar rows of the corpus for each query, without the N x M matrix.
 
     Args:
         queries: (N, D).
@@ -133,12 +128,12 @@ def top_k(
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        (values (N, k) in descending order, indices (N, k) int64), the earlier row first among
-        equals. Not differentiable.
+        (values (N, k) in descending order, indices (N, k) int64); among equal values the earlier
+        row comes first. Not differentiable.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> fastsim.top_k(torch.tensor([[3.0, 4.0]]), torch.eye(2), k=1)
@@ -225,7 +220,7 @@ class _UnitRows(torch.autograd.Function):
         return _unit_rows_backward(grad_unit, *saved, ctx.backend), None
 
 
-# ---- cosines of paired rows, likewise ----
+# ---- cosines of paired rows as a registered operator ----
 
 
 def _paired_forward(x, y, backend):
@@ -237,14 +232,14 @@ def _paired_forward_fake(x, y, backend):
     return x.new_empty(x.shape[0], dtype=dtype), x.new_empty(2, x.shape[0], dtype=dtype)
 
 
-def _paired_backward(grad, x, y, cosines, inverse, wants, backend):
+def _paired_backward(grad, x, y, cosines, inverse, needs_grad, backend):
     grad = grad.contiguous()
-    return get(backend).paired_cosines_backward(grad, x, y, cosines, inverse, wants)
+    return get(backend).paired_cosines_backward(grad, x, y, cosines, inverse, needs_grad)
 
 
-def _paired_backward_fake(grad, x, y, cosines, inverse, wants, backend):
+def _paired_backward_fake(grad, x, y, cosines, inverse, needs_grad, backend):
     grad_x, grad_y = (
-        t.new_empty(t.shape if wanted else 0) for t, wanted in zip((x, y), wants, strict=True)
+        t.new_empty(t.shape if wanted else 0) for t, wanted in zip((x, y), needs_grad, strict=True)
     )
     return grad_x, grad_y
 
@@ -257,8 +252,8 @@ _paired_cosines = define(
 )
 _paired_cosines_backward = define(
     "paired_cosines_backward",
-    "(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse, bool[] wants, str backend)"
-    " -> (Tensor, Tensor)",
+    "(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse, bool[] needs_grad,"
+    " str backend) -> (Tensor, Tensor)",
     _paired_backward,
     _paired_backward_fake,
 )
@@ -275,6 +270,6 @@ class _PairedCosines(torch.autograd.Function):
     @staticmethod
     @differentiable_again(lambda ctx, _, x, y: paired(unit_formula(x), unit_formula(y)), inputs=2)
     def backward(ctx, saved, grad):
-        wants = list(ctx.needs_input_grad[:2])
-        grads = _paired_cosines_backward(grad, *saved, wants, ctx.backend)
-        return *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)), None
+        needs_grad = list(ctx.needs_input_grad[:2])
+        grads = _paired_cosines_backward(grad, *saved, needs_grad, ctx.backend)
+        return *(g if wanted else None for g, wanted in zip(grads, needs_grad, strict=True)), None

@@ -1,8 +1,8 @@
-"""Where lines for the user go, unless a caller wants them elsewhere."""
+"""The default output of lines for the user."""
 
 import sys
 
 
 def tell(line):
-    """A line on the error stream, at once."""
+    """Prints a line to stderr at once."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""MaxSim: the score of late interaction, in which queries and documents are sets of tokens.
+"""MaxSim: the late-interaction score of a query and a document, each a set of token embeddings.
 
     S_bc = sum_{q in query b} max_{d in document c} q . d
 
@@ -30,34 +30,34 @@ def max_sim(
     average: bool = False,
     backend: str | None = None,
 ) -> Tensor:
-    """Late-interaction scores of queries and documents, differentiable.
+    """Computes the late-interaction scores of queries and documents, differentiable.
 
-    No (B, C, Lq, Ld) tensor is held. For the gradient only the place of the token that each query
-    token chose in each document is kept, in 2 or 4 bytes. Where one vector stands for a text, take
-    `cosine_similarity`; for training, `losses.late_interaction` is InfoNCE over these scores.
+    No (B, C, Lq, Ld) tensor is held. For the gradient it keeps only which token each query token
+    chose in each document, in 2 or 4 bytes. For one vector per text use `cosine_similarity`; for
+    training, `losses.late_interaction` is InfoNCE over these scores.
 
     Args:
         queries: token embeddings (B, Lq, D), or (P, D) with `query_offsets`.
-        documents: token embeddings (C, Ld, D), or (T, D) with `document_offsets`. (B, N, Ld, D):
-            N documents of each query, which meet that query alone.
+        documents: token embeddings (C, Ld, D), or (T, D) with `document_offsets`; or (B, N, Ld, D),
+            N documents for each query, which are compared only with that query.
         query_mask: (B, Lq) or (P,) bool, False for padding; None: every row is a token.
         document_mask: (C, Ld), (T,) or (B, N, Ld) bool, likewise.
-        query_offsets: (B + 1,) integers: query b has the rows from query_offsets[b] to
-            query_offsets[b + 1]. The first is 0, the last P.
-        document_offsets: (C + 1,) integers, likewise; not with documents (B, N, Ld, D).
-        similarity: "cosine", or "dot" for plain products, as of embeddings that have norm 1.
-        average: the mean over a query's tokens in place of the sum.
+        query_offsets: (B + 1,) integers from 0 to P: query b has the rows from query_offsets[b] up
+            to query_offsets[b + 1].
+        document_offsets: (C + 1,) integers from 0 to T, likewise; not with documents (B, N, Ld, D).
+        similarity: "cosine", or "dot" for dot products, for example of embeddings of norm 1.
+        average: whether to average over the tokens of a query instead of summing.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        Scores (B, C), for documents (B, N, Ld, D) (B, N); float32, float64 for float64. Among equal
-        tokens of a document the first gets the gradient. A query without tokens has score 0 with
-        every document, a document without tokens score -inf with every other query. Neither has a
-        gradient.
+        Scores (B, C), or (B, N) for documents (B, N, Ld, D); float64 for float64, else float32. If
+        tokens of a document are equal, the first one gets the gradient. A query without tokens has
+        score 0 with every document; a document without tokens has score -inf with every other
+        query. Neither has a gradient.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> queries = torch.eye(2)[None]

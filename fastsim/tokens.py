@@ -11,11 +11,13 @@ from fastsim.operators import transformed
 
 @dataclass(frozen=True)
 class Tokens:
-    """Sequences of tokens: the rows of each lie together, one sequence after the other.
+    """Sequences of tokens, whose rows lie one sequence after the other.
 
-    rows (P, D). count: of sequences. length: rows of each, or None where `offsets` (count + 1,)
-    int64 says where each begins, and the last one ends. mask (P,) bool: which rows are tokens and
-    no padding; None: all.
+    rows: (P, D) token embeddings.
+    count: the number of sequences.
+    length: the number of rows of each sequence, or None with `offsets`.
+    offsets: None, or (count + 1,) int64, the first row of each sequence, then the end of the last.
+    mask: (P,) bool, whether a row is a token, not padding; None: every row is a token.
     """
 
     rows: Tensor
@@ -26,7 +28,7 @@ class Tokens:
 
     @classmethod
     def of(cls, values, mask, offsets):
-        """The tokens of (count, L, D), or with offsets of (P, D); the mask is alike but for D."""
+        """The `Tokens` of values (count, L, D), or with offsets (P, D); the mask has no D."""
         mask = None if mask is None else mask.reshape(-1)
         if offsets is not None:
             return cls(values, offsets.shape[0] - 1, None, offsets, mask)
@@ -34,40 +36,40 @@ class Tokens:
         return cls(values.reshape(-1, width), count, length, None, mask)
 
     def starts(self):
-        """Where each sequence begins, and the last one ends: (count + 1,) int64."""
+        """(count + 1,) int64: the first row of each sequence, and the end of the last one."""
         if self.offsets is not None:
             return self.offsets
         numbers = torch.arange(self.count + 1, device=self.rows.device)
         return numbers * self.length
 
     def numbers(self):
-        """The sequence (P,) int64 of each row."""
+        """(P,) int64: the index of the sequence of each row."""
         rows = torch.arange(self.rows.shape[0], device=self.rows.device)
         if self.offsets is None:
             return rows // self.length
         return torch.searchsorted(self.offsets, rows, right=True) - 1
 
     def sums(self, values):
-        """The sums (count, K) of values (P, K) over each sequence."""
+        """The sums (count, K) of values (P, K) over the rows of each sequence."""
         if self.offsets is None:
             return values.view(self.count, self.length, -1).sum(1)
         return torch.segment_reduce(values, "sum", offsets=self.offsets, axis=0, initial=0.0)
 
     def cleared(self):
-        """The rows, zeros where the mask says padding, whatever that holds."""
+        """The rows with zeros for padding, even if the padding holds NaN or infinity."""
         return self.rows if self.mask is None else torch.where(self.mask[:, None], self.rows, 0.0)
 
     def kept(self):
-        """How many rows of each sequence the mask keeps: (count,) int64."""
+        """(count,) int64: the number of tokens of each sequence, without padding."""
         if self.mask is None:
             return self.starts().diff()
         total = torch.nn.functional.pad(self.mask.cumsum(0), (1, 0))
         return total[self.starts()].diff()
 
     def largest(self, scores):
-        """The token (P, count) int64 of each sequence with the largest of the scores (P, rows).
+        """The token of each sequence with the largest score, from scores (Q, P): (Q, count) int64.
 
-        Counted from the sequence's first; the first of equals, -1 where the mask leaves none.
+        Counted from the first row of the sequence; the first of equals, -1 without a token.
         """
         if self.mask is not None:
             scores = scores.masked_fill(~self.mask, -torch.inf)
@@ -90,16 +92,19 @@ class Tokens:
 
 
 def chosen(scores, places, starts):
-    """The scores (P, K) at the tokens of `Tokens.largest`, -inf at none.
+    """The scores (Q, K) at the places of `Tokens.largest`, -inf if the place is -1.
 
-    starts: the first column of each sequence, (K,) or (P, K).
+    scores: (Q, P). starts: the first column of each sequence, (K,) or (Q, K).
     """
     columns = (starts + places.clamp(min=0)).clamp(max=scores.shape[1] - 1)
     return torch.where(places >= 0, scores.gather(1, columns), -torch.inf)
 
 
 def check_tokens(name, value, offsets, *, dimensions=3, empty=False):
-    """(count, L, D) token embeddings, or (P, D) with offsets; empty: as for `check_tensor`."""
+    """`value` holds token embeddings of `dimensions` dimensions, or (P, D) with offsets.
+
+    empty: as for `check_tensor`.
+    """
     shape = {2: "(P, D), as offsets are given", 3: "(B, L, D)", 4: "(B, N, L, D)"}
     dimensions = dimensions if offsets is None else 2
     what = f"floating-point token embeddings {shape[dimensions]}"
@@ -107,7 +112,7 @@ def check_tokens(name, value, offsets, *, dimensions=3, empty=False):
 
 
 def check_mask(name, mask, like_name, like):
-    """A bool mask of the tokens of `like`, or None."""
+    """`mask` is a bool mask of the tokens of `like`, or None."""
     if mask is None:
         return
     empty = like.shape[0] == 0
@@ -123,9 +128,9 @@ def check_mask(name, mask, like_name, like):
 
 
 def check_some_token(name, mask, numbers=None):
-    """Every sequence of the mask (..., L), or every one in `numbers`, has a token.
+    """Every sequence of the mask (..., L) has a token; numbers: only these sequences are checked.
 
-    Asserted on the device where that is no CPU.
+    Checked at once on a CPU, by an assertion on the device elsewhere.
     """
     if mask is None or torch.compiler.is_compiling() or transformed(mask):
         return
@@ -143,9 +148,9 @@ def check_some_token(name, mask, numbers=None):
 
 
 def check_offsets(name, offsets, like_name, like):
-    """Integers from 0 to the rows of `like` that never fall, or None.
+    """Checks offsets, integers that rise from 0 to the rows of `like`; returns int64 or None.
 
-    Looked at on a CPU only: elsewhere that would wait for the device.
+    The values are checked at once on a CPU, by an assertion on the device elsewhere.
     """
     if offsets is None:
         return None

@@ -6,6 +6,8 @@ the embeddings alone; one that does not returns one argument of a loss.
 
 import torch
 
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
 
 def embeddings(*shape, generator):
     return torch.randn(*shape, dtype=torch.float64, generator=generator)

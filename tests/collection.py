@@ -16,6 +16,7 @@ import torch
 
 import fastsim
 from fastsim.backends import get
+from tests.seeds import SEED
 
 # Folders of quick tests; the others start processes, train or compile.
 QUICK = ("losses", "engine")
@@ -124,6 +125,14 @@ def mark_quick(items):
 def hash_of(text):
     """A number that is the same in every process."""
     return sum((place + 1) * ord(letter) for place, letter in enumerate(text)) % 1009
+
+
+def pytest_collectstart(collector):
+    """What a file of tests draws when it is imported follows the seed as well, and not the files
+    that were imported before it.
+    """
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(SEED)
 
 
 @pytest.hookimpl(tryfirst=True)

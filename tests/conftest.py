@@ -67,8 +67,8 @@ def small_panels(monkeypatch):
 @pytest.fixture
 def in_passes(monkeypatch):
     """The engine without the one call for small batches."""
-    monkeypatch.setattr(CpuBackend, "serves_whole", lambda *_: False)
-    monkeypatch.setattr(TorchBackend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(CpuBackend, "serves_one_call", lambda *_: False)
+    monkeypatch.setattr(TorchBackend, "serves_one_call", lambda *_: False)
     monkeypatch.setattr(CpuBackend, "serves_hardest_pairs", lambda *_: False)
 
 

@@ -177,6 +177,32 @@ def late_interaction(
     return torch.stack(losses)
 
 
+def late_interaction_distillation(
+    queries,
+    documents,
+    teacher_scores,
+    query_mask=None,
+    document_mask=None,
+    *,
+    temperature=1.0,
+    teacher_temperature=None,
+    **options,
+):
+    """documents: (C, Ld, D) of all queries, or (B, N, Ld, D), those of each."""
+    taught = teacher_temperature or temperature
+    losses = []
+    for i, query in enumerate(queries):
+        own = documents, document_mask
+        if documents.dim() == 4:
+            own = documents[i], None if document_mask is None else document_mask[i]
+        masks = None if query_mask is None else query_mask[i : i + 1], own[1]
+        z = max_sim([query], own[0], *masks, **options)[0] / temperature
+        w = teacher_scores[i].double() / taught
+        log_q, log_p = z - log_sum_exp(z), w - log_sum_exp(w)
+        losses.append(temperature**2 * (log_p.exp() * (log_p - log_q)).sum())
+    return torch.stack(losses)
+
+
 def decoupled_contrastive(
     x, y, positives=None, *, temperature=0.1, candidate_bias=None, similarity="cosine"
 ):
@@ -219,17 +245,34 @@ def debiased_contrastive(
     return torch.stack(losses)
 
 
-def sup_con(x, groups, *, temperature=0.1, similarity="cosine"):
-    z = scores(x, x, similarity) / temperature
-    n = len(z)
+def compared(x, groups, references, reference_groups, own_first):
+    """(what the rows are compared with, for each of them its mates and the others there)."""
+    alone = references is None
+    y, of_y = (x, groups) if alone else (references, reference_groups)
+    labels, of_y, found = groups.tolist(), of_y.tolist(), []
+    for i, label in enumerate(labels):
+        part = [j for j in range(len(y)) if j != i or not (alone or own_first)]
+        mates = [j for j in part if of_y[j] == label]
+        found.append((mates, [j for j in part if of_y[j] != label]))
+    return y, found
+
+
+def sup_con(
+    x,
+    groups,
+    references=None,
+    reference_groups=None,
+    *,
+    own_first=False,
+    temperature=0.1,
+    similarity="cosine",
+):
+    y, parts = compared(x, groups, references, reference_groups, own_first)
+    z = scores(x, y, similarity) / temperature
     losses = []
-    for i in range(n):
-        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
-        others = [j for j in range(n) if j != i]
-        if mates:
-            losses.append(sum(log_sum_exp(z[i][others]) - z[i, p] for p in mates) / len(mates))
-        else:
-            losses.append(z[i, i] * 0.0)
+    for row, (mates, others) in zip(z, parts, strict=True):
+        terms = [log_sum_exp(row[mates + others]) - row[p] for p in mates]
+        losses.append(sum(terms, row.sum() * 0.0) / max(len(mates), 1))
     return torch.stack(losses)
 
 
@@ -327,43 +370,57 @@ def full_triplet(x, y, *, margin=0.25, mining="semi-hard", exclude=None):
     return torch.stack(losses)
 
 
-def nt_xent(x, groups, *, temperature=0.07, similarity="cosine"):
-    z = scores(x, x, similarity) / temperature
-    n = len(z)
+def nt_xent(
+    x,
+    groups,
+    references=None,
+    reference_groups=None,
+    *,
+    own_first=False,
+    temperature=0.07,
+    similarity="cosine",
+):
+    y, parts = compared(x, groups, references, reference_groups, own_first)
+    z = scores(x, y, similarity) / temperature
     losses = []
-    for i in range(n):
-        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
-        others = [j for j in range(n) if groups[j] != groups[i]]
-        terms = [log_sum_exp(z[i][[p, *others]]) - z[i, p] for p in mates]
-        losses.append(sum(terms, z[i, i] * 0.0))
+    for row, (mates, others) in zip(z, parts, strict=True):
+        terms = [log_sum_exp(row[[p, *others]]) - row[p] for p in mates]
+        losses.append(sum(terms, row.sum() * 0.0))
     return torch.stack(losses)
 
 
-def multi_similarity(x, groups, *, alpha=2.0, beta=50.0, base=0.5, similarity="cosine"):
-    s = scores(x, x, similarity)
-    n = len(s)
+def multi_similarity(
+    x,
+    groups,
+    references=None,
+    reference_groups=None,
+    *,
+    own_first=False,
+    alpha=2.0,
+    beta=50.0,
+    base=0.5,
+    similarity="cosine",
+):
+    y, parts = compared(x, groups, references, reference_groups, own_first)
     losses = []
-    for i in range(n):
-        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
-        others = [j for j in range(n) if groups[j] != groups[i]]
-        zero = s[i, i : i + 1] * 0.0
-        pull = log_sum_exp(torch.cat([zero, -alpha * (s[i][mates] - base)])) / alpha
-        push = log_sum_exp(torch.cat([zero, beta * (s[i][others] - base)])) / beta
+    for row, (mates, others) in zip(scores(x, y, similarity), parts, strict=True):
+        zero = row[:1] * 0.0
+        pull = log_sum_exp(torch.cat([zero, -alpha * (row[mates] - base)])) / alpha
+        push = log_sum_exp(torch.cat([zero, beta * (row[others] - base)])) / beta
         losses.append(pull + push)
     return torch.stack(losses)
 
 
-def circle(x, groups, *, gamma=80.0, margin=0.4):
-    s = cosines(x, x)
-    n = len(s)
+def circle(
+    x, groups, references=None, reference_groups=None, *, own_first=False, gamma=80.0, margin=0.4
+):
+    y, parts = compared(x, groups, references, reference_groups, own_first)
     losses = []
-    for i in range(n):
-        mates = [j for j in range(n) if j != i and groups[j] == groups[i]]
-        others = [j for j in range(n) if groups[j] != groups[i]]
+    for row, (mates, others) in zip(cosines(x, y), parts, strict=True):
         if not (mates and others):
-            losses.append(s[i, i] * 0.0)
+            losses.append(row.sum() * 0.0)
             continue
-        near, far = s[i][others], s[i][mates]
+        near, far = row[others], row[mates]
         # The weights are numbers, not functions of the scores.
         pull = gamma * (1 + margin - far.detach()).clamp(min=0) * (1 - margin - far)
         push = gamma * (near.detach() + margin).clamp(min=0) * (near - margin)

@@ -5,10 +5,11 @@ the same inputs again.
 """
 
 import os
+import random
 
 import torch
 
-_FRESH = 1 if "CI" in os.environ else torch.seed() % 2**31
+_FRESH = 1 if "CI" in os.environ else random.SystemRandom().randrange(2**31)
 SEED = int(os.environ.setdefault("FASTSIM_SEED", str(_FRESH)))
 
 

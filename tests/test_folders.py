@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -189,7 +188,10 @@ def test_a_crash_in_the_exchange_is_finished_by_the_next(moves, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
 def test_one_process_exchanges_at_a_time(tmp_path, monkeypatch):
     """Another that begins in the middle waits; it takes the exchange for no crash."""
-    out, rename, children = tmp_path / "out", os.rename, []
+    import fcntl
+
+    out, rename, lock, children = tmp_path / "out", os.rename, fcntl.flock, []
+    waited, (told, tells) = [], os.pipe()
     one, two, three = ({"modules.json": n, "weights": n, f"{n}/a": n} for n in ("1", "2", "3"))
     write(out, one)
 
@@ -199,13 +201,25 @@ def test_one_process_exchanges_at_a_time(tmp_path, monkeypatch):
             children.append(os.fork())
             if children[0] == 0:
                 monkeypatch.undo()
+                fcntl.flock = tell_and_wait
                 write(out, three)
                 os._exit(0)
-            time.sleep(0.3)
+            os.close(tells)
+            waited.append(os.read(told, 1))  # nothing where it has come to its end
+
+    def tell_and_wait(handle, kind):
+        """A lock, which says so before it waits."""
+        try:
+            lock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not kind & fcntl.LOCK_NB:
+                os.write(tells, b"1")
+            lock(handle, kind)
 
     monkeypatch.setattr(os, "rename", begins_another)
     write(out, two)
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+    assert waited == [b"1"]
     assert content(out) == three
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
@@ -242,7 +256,7 @@ def test_a_model_cut_off_in_the_exchange_is_named(tmp_path):
     from fastsim.encoders.model_files import ModelError, model_folder
 
     (tmp_path / ".fastsim-old-x").mkdir()
-    with pytest.raises(ModelError, match="a crash cut off the exchange of the files in"):
+    with pytest.raises(ModelError, match=r"model: writing to .* was interrupted while files"):
         model_folder(tmp_path)
     (tmp_path / ".fastsim-old-x/weights").write_text("mine")
     with pytest.raises(OutputError, match="nothing says where they belong"):

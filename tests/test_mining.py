@@ -6,32 +6,54 @@ import torch
 
 import fastsim
 from fastsim import mining
+from tests.measure import assert_close, conditioning
+from tests.thresholds import CLEAR
 
 
-def loops(queries, corpus, positives, count, ranks, margin, relative, score_range, ids):
+def cosines(queries, corpus):
+    q, c = (side / side.norm(dim=1, keepdim=True) for side in (queries, corpus))
+    return q @ c.T
+
+
+def limits_of(positive, margin, relative):
+    """What a negative's cosine may not be above, from the positive's."""
+    limits = [] if margin is None else [positive - margin]
+    return limits if relative is None else [*limits, positive - relative * abs(positive)]
+
+
+def loops(scores, positives, count, ranks, margin, relative, score_range, ids):
     """The definition, one query at a time."""
     found = []
-    q, c = (x.double() / x.double().norm(dim=1, keepdim=True) for x in (queries, corpus))
-    for row in range(len(q)):
-        scores = [(float(q[row] @ c[column]), column) for column in range(len(c))]
+    for row, of_row in enumerate(scores.tolist()):
         rank, kept = 0, []
-        positive = float(q[row] @ c[positives[row]])
-        for score, column in sorted(scores, key=lambda pair: -pair[0]):
+        positive = of_row[positives[row]]
+        limits = limits_of(positive, margin, relative)
+        for score, column in sorted(((s, c) for c, s in enumerate(of_row)), reverse=True):
             same = ids and ids[1][column] in (ids[0][row], ids[1][positives[row]])
             if column == positives[row] or same:
                 continue
             rank += 1
             if not ranks[0] <= rank <= ranks[1]:
                 continue
-            if margin is not None and score > positive - margin:
-                continue
-            if relative is not None and score > positive - relative * abs(positive):
+            if any(score > limit for limit in limits):
                 continue
             if not score_range[0] <= score <= score_range[1]:
                 continue
             kept.append(column)
         found.append((kept + [-1] * count)[:count])
     return found
+
+
+def are_apart(scores, positives, margin, relative, score_range):
+    """Whether no two scores of a row, nor a score and a limit, are equal but for rounding."""
+    for row, positive in zip(scores, positives, strict=True):
+        limits = limits_of(row[positive].item(), margin, relative)
+        # Beyond the ends of all cosines there is none.
+        limits += [end for end in score_range if abs(end) < 1]
+        numbers = torch.cat([row, torch.tensor(limits, dtype=row.dtype)]).sort().values
+        if (numbers.diff() <= CLEAR).any():
+            return False
+    return True
 
 
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
@@ -48,35 +70,37 @@ def loops(queries, corpus, positives, count, ranks, margin, relative, score_rang
     ],
 )
 def test_mined_are_those_of_the_loops(
-    backend, count, ranks, margin, relative, score_range, with_ids
+    backend, count, ranks, margin, relative, score_range, with_ids, usable
 ):
-    if fastsim.backends()[backend] is not None:
-        pytest.skip(fastsim.backends()[backend])
-    corpus = torch.randn(67, 12)
-    positives = torch.randint(67, (41,))
-    queries = corpus[positives] + 0.7 * torch.randn(41, 12)
+    usable(backend)
+    scores = None
+    while scores is None or not are_apart(scores, positives, margin, relative, score_range):
+        corpus, positives = torch.randn(67, 12), torch.randint(67, (41,))
+        queries = corpus[positives] + 0.7 * torch.randn(41, 12)
+        scores = cosines(queries.double(), corpus.double())
     ids = None
     options = {}
     if with_ids:
         query_ids, corpus_ids = torch.randint(9, (41,)), torch.randint(9, (67,))
         ids = query_ids.tolist(), corpus_ids.tolist()
         options = {"query_ids": query_ids, "corpus_ids": corpus_ids}
-    rows, scores = fastsim.mine_hard_negatives(
+    rows, found = fastsim.mine_hard_negatives(
         queries, corpus, positives, count=count, ranks=ranks, margin=margin,
         relative_margin=relative, score_range=score_range, backend=backend, **options,
     )  # fmt: skip
-    expected = loops(
-        queries, corpus, positives.tolist(), count, ranks, margin, relative, score_range, ids
-    )
-    assert rows.tolist() == expected
-    cosines = (
-        torch.nn.functional.normalize(queries.double())
-        @ torch.nn.functional.normalize(corpus.double()).T
-    )
+    given = count, ranks, margin, relative, score_range, ids
+    assert rows.tolist() == loops(scores, positives.tolist(), *given)
     taken = rows >= 0
-    near = cosines.gather(1, rows.clamp(min=0))
-    torch.testing.assert_close(scores[taken].double(), near[taken], rtol=0, atol=1e-5)
-    assert (scores[~taken] == -torch.inf).all()
+    assert (found[~taken] == -torch.inf).all()
+    of_taken, of_corpus = torch.where(taken)[0], rows[taken]
+
+    def formula(sides):
+        return [cosines(*sides)[of_taken, of_corpus]]
+
+    (moved,) = conditioning(formula, [queries.double(), corpus.double()])
+    moved *= torch.finfo(torch.float32).eps
+    (dense,), truth = formula([queries, corpus]), scores[of_taken, of_corpus]
+    assert_close("scores", found[taken], truth, dense, torch.float32, 1.0, moved)
 
 
 def arc(count):

@@ -5,18 +5,20 @@ rows, add up in another order.
 """
 
 import itertools
+import math
 
 import pytest
 import torch
 
 import fastsim
 from fastsim import losses
+from tests.measure import assert_close, conditioning
+from tests.thresholds import CLEAR
 
 BACKENDS = tuple(fastsim.backends())
 DTYPES = [torch.float32, torch.float64]
 N, M, D = 40, 75, 64
 COPIES = M - N  # of the first columns
-CLEAR = 1e-6  # of scores: more than float32 rounds, less than those of random rows differ by
 
 
 def with_copies(width, dtype):
@@ -26,7 +28,11 @@ def with_copies(width, dtype):
 
 
 def cosines(x, y):
-    x, y = (side.double() / side.double().norm(dim=1, keepdim=True) for side in (x, y))
+    x, y = (side / side.norm(dim=1, keepdim=True) for side in (x, y))
+    return x @ y.T
+
+
+def dots(x, y):
     return x @ y.T
 
 
@@ -34,6 +40,15 @@ def of_softmax(scores, out, scale):
     """InfoNCE of each row by what is left of its scores."""
     logits = (scale * scores).masked_fill(out, -torch.inf)
     return logits.logsumexp(1) - scale * scores.diagonal()
+
+
+def assert_rows(got, formula, x, y):
+    """Numbers of rows against a formula of the sides, in float64 and in their own dtype."""
+    wide = [x.double(), y.double()]
+    (moved,) = conditioning(lambda sides: [formula(*sides)], wide)
+    moved *= torch.finfo(x.dtype).eps
+    # Of the terms the largest is the 1 of the positive, relative to itself, or a cosine.
+    assert_close("rows", got, formula(*wide), formula(x, y), x.dtype, 1.0, moved)
 
 
 def clearly_above(scores):
@@ -46,13 +61,12 @@ def clearly_above(scores):
 
 
 def draw(width, dtype, scored):
-    """(x, y, their scores, which are above the positive's) with no other score close to it."""
+    """(x, y, which scores are above the positive's) with no other score close to it."""
     while True:
         x, y = with_copies(width, dtype)
-        scores = scored(x, y)
-        above, doubtful = clearly_above(scores)
+        above, doubtful = clearly_above(scored(x.double(), y.double()))
         if not doubtful.any():
-            return x, y, scores, above
+            return x, y, above
 
 
 @pytest.mark.parametrize("panels", [None, "in_passes", "small_panels"])
@@ -63,15 +77,17 @@ def test_a_copy_is_not_above_its_positive(backend, dtype, similarity, panels, re
     usable(backend)
     if panels is not None:
         request.getfixturevalue(panels)
-    scored = cosines if similarity == "cosine" else lambda x, y: x.double() @ y.double().T
-    x, y, scores, above = draw(D, dtype, scored)
+    scored = cosines if similarity == "cosine" else dots
+    x, y, above = draw(D, dtype, scored)
     options = {"temperature": D**0.5 if similarity == "dot" else 0.1, "similarity": similarity}
     given = options | {"exclude_above": 0.0, "reduction": "none", "backend": backend}
     got = fastsim.info_nce(x, y, **given)
-    wanted = of_softmax(scores, above, 1 / options["temperature"])
-    # The positive is the largest that is left, so a copy more or less is log(1 + 1 / M) at least;
-    # float32 logits are rounded by 1e-5.
-    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-4)
+
+    def formula(x, y):
+        return of_softmax(scored(x, y), above, 1 / options["temperature"])
+
+    # The positive is the largest that is left, so a copy more or less is log(1 + 1 / M) at least.
+    assert_rows(got, formula, x, y)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -79,14 +95,17 @@ def test_a_copy_is_not_above_its_positive(backend, dtype, similarity, panels, re
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_copy_among_own_negatives_is_not_above_its_positive(backend, dtype, similarity, usable):
     usable(backend)
-    scored = cosines if similarity == "cosine" else lambda x, y: x.double() @ y.double().T
-    x, y, scores, above = draw(D, dtype, scored)
+    scored = cosines if similarity == "cosine" else dots
+    x, y, above = draw(D, dtype, scored)
     options = {"temperature": D**0.5 if similarity == "dot" else 0.1, "similarity": similarity}
     given = options | {"exclude_above": 0.0, "reduction": "none", "backend": backend}
     got = fastsim.info_nce(x, y, own_negatives=y[:N, None].clone(), **given)
-    scale = 1 / options["temperature"]
-    others = of_softmax(scores, above, scale)  # the copy adds exp(0) to the quotient
-    torch.testing.assert_close(got.double(), others.exp().add(1).log(), rtol=0, atol=1e-4)
+
+    def formula(x, y):
+        others = of_softmax(scored(x, y), above, 1 / options["temperature"])
+        return others.exp().add(1).log()  # the copy adds exp(0) to the quotient
+
+    assert_rows(got, formula, x, y)
 
 
 @pytest.mark.parametrize("of_guide", DTYPES, ids=str)
@@ -94,12 +113,11 @@ def test_a_copy_among_own_negatives_is_not_above_its_positive(backend, dtype, si
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_guide_keeps_copies(backend, dtype, of_guide, usable):
     usable(backend)
-    guide_x, guide_y, _, above = draw(9, of_guide, cosines)
+    guide_x, guide_y, above = draw(9, of_guide, cosines)
     x, y = torch.randn(N, D, dtype=dtype), torch.randn(M, D, dtype=dtype)
     given = {"guide": (guide_x, guide_y), "temperature": 0.1, "reduction": "none"}
     got = fastsim.info_nce(x, y, **given, backend=backend)
-    wanted = of_softmax(cosines(x, y), above, 10.0)
-    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-4)
+    assert_rows(got, lambda x, y: of_softmax(cosines(x, y), above, 10.0), x, y)
 
 
 @pytest.mark.parametrize("panels", [None, "small_panels"])
@@ -111,15 +129,18 @@ def test_the_closest_negative_is_a_copy(backend, dtype, panels, request, usable)
         request.getfixturevalue(panels)
     x, y = with_copies(D, dtype)
     values, indices = fastsim.closest_negative(x, y, backend=backend)
-    scores = cosines(x, y)
     assert torch.equal(indices[:COPIES], torch.arange(N, M))
-    eps = torch.finfo(dtype).eps
-    assert (values.double() - scores.diagonal())[:COPIES].abs().max() <= D * eps
+    assert_rows(values[:COPIES], lambda x, y: cosines(x, y).diagonal(N), x, y)
     margin = 0.2
-    got = losses.full_triplet(x, y, margin=margin, reduction="none", backend=backend).double()
-    mean = (scores.sum(1) - scores.diagonal()) / (M - 1)
-    wanted = torch.relu(mean - scores.diagonal() + margin) + margin
-    assert (got - wanted)[:COPIES].abs().max() <= D * eps
+    got = losses.full_triplet(x, y, margin=margin, reduction="none", backend=backend)
+
+    def formula(x, y):
+        scores = cosines(x, y)
+        positive, copy = scores.diagonal()[:COPIES], scores.diagonal(N)
+        mean = (scores.sum(1) - scores.diagonal())[:COPIES] / (M - 1)
+        return torch.relu(mean - positive + margin) + torch.relu(copy - positive + margin)
+
+    assert_rows(got[:COPIES], formula, x, y)
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
@@ -128,25 +149,38 @@ def test_the_closest_negative_is_a_copy(backend, dtype, panels, request, usable)
 def test_a_copy_is_no_farther_than_its_positive(backend, dtype, distance, usable):
     """One group has eight rows; the last rows are copies of one of them, each its own group."""
     usable(backend)
-    x = torch.randn(31, 127, dtype=dtype)
-    x[16:] = x[1]
     groups = torch.arange(31)
     groups[:8] = 0
+    pairs = list(itertools.permutations(range(8), 2))
+    anchors, positives = torch.tensor(pairs).T
+
+    def distances(rows):
+        if distance == "cosine":
+            return 1 - cosines(rows, rows)
+        return (rows[:, None] - rows).norm(dim=2)
+
+    doubtful = True
+    while doubtful:
+        x = torch.randn(31, 127, dtype=dtype)
+        x[16:] = x[1]
+        of_all = distances(x.double())
+        gaps = of_all[anchors] - of_all[anchors, positives][:, None]
+        copies = (positives == 1)[:, None] & (torch.arange(31) >= 16)
+        gaps = gaps.masked_fill(copies, 0)[:, 8:]
+        clear = CLEAR * of_all.max()
+        doubtful = ((gaps != 0) & (gaps.abs() <= clear)).any()
+    chosen = [  # the nearest that is farther than the positive, else the farthest
+        8 + int(row.where(row > 0, torch.inf).argmin() if (row > 0).any() else row.argmax())
+        for row in gaps
+    ]
+
+    def formula(rows, _):
+        of_all = distances(rows)
+        near, far = of_all[anchors, positives], of_all[anchors, chosen]
+        return torch.relu(near - far + 5.0).mean()
+
     options = {"margin": 5.0, "distance": distance, "backend": backend}
-    got = losses.batch_semi_hard_triplet(x, groups, **options)
-    rows = x.double()
-    if distance == "euclidean":
-        distances = (rows[:, None] - rows).norm(dim=2)
-    else:
-        distances = 1 - cosines(rows, rows)
-    terms = []
-    for anchor, positive in itertools.permutations(range(8), 2):
-        near, negatives = distances[anchor, positive], distances[anchor, 8:]
-        farther = negatives[negatives > near + CLEAR]
-        chosen = farther.min() if len(farther) else negatives.max()
-        terms.append(torch.relu(near - chosen + 5.0))
-    wanted = torch.stack(terms).mean()
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=0)
+    assert_rows(losses.batch_semi_hard_triplet(x, groups, **options), formula, x, x)
 
 
 @pytest.mark.parametrize("shape", [(1, 33), (7, 7), (3, 17)])
@@ -162,7 +196,8 @@ def test_a_copy_in_a_narrow_product_is_not_above_its_positive(backend, dtype, sh
         y[-1] = y[0]
         options = {"reduction": "none", "backend": backend}
         loss = fastsim.info_nce(x, y, exclude_above=0.0, temperature=0.1, **options)[0]
-        assert loss >= 0.69  # log 2 at least: the copy is a candidate
+        # log 2 at least, the copy being a candidate; as many roundings of a logit as a score has.
+        assert loss >= math.log(2) - D * torch.finfo(dtype).eps / 0.1
         assert fastsim.closest_negative(x, y, backend=backend)[1][0] == columns - 1
 
 

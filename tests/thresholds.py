@@ -8,7 +8,9 @@ import torch
 
 from tests.oracles import cosines, scores
 
-CLEAR = 1e-6  # of a score, relative to the largest if that is above 1: ten float32 roundings
+# Twice the largest difference of scores that count as equal (fastsim/ties.py), relative to the
+# largest score if that is above 1, so that rounding leaves no doubt.
+CLEAR = 16 * torch.finfo(torch.float32).eps
 
 
 def are_clear(tensors, others, options):

@@ -46,7 +46,7 @@ class Outcomes:
         return self.files.setdefault(nodeid.partition("::")[0], new)
 
     def pytest_runtest_setup(self, item):
-        overrides._said.clear()  # what is said once is said in every test
+        overrides._warned.clear()  # what is said once is said in every test
 
     def pytest_runtest_logreport(self, report):
         seen, name = self.of(report.nodeid), report.nodeid.partition("::")[2]

@@ -11,7 +11,7 @@
 namespace fastsim {
 namespace {
 
-// The numbers and flags of a loss, by the names of fastsim/tile.py and fastsim/pairs. They come as one
+// The numbers and flags of a loss, by the names of fastsim/tile_loss.py and fastsim/pairs. They come as one
 // list in this order, which takes a fifth of the time that an argument for each does.
 // exclude_above: infinity for none. factor_cosine: whether targets are the cosines of the factors.
 // scale_grad: whether the derivative by scale is wanted; without, it is 0.

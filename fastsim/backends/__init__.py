@@ -1,4 +1,4 @@
-"""Which implementations there are, which can serve given tensors, and why not.
+"""The backends: their names, which of them can serve given tensors, and why the others cannot.
 
 To add a backend: subclass `Backend` in a file of its own and name it in `_BACKENDS`.
 """
@@ -17,15 +17,15 @@ from fastsim.backends.eager import EagerBackend
 from fastsim.backends.extras import extras_of_ring
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
-from fastsim.batch_metrics import watched
+from fastsim.batch_metrics import in_metrics
 from fastsim.groups import process_group
 from fastsim.kinds import KINDS
 from fastsim.operators import transforming
 from fastsim.verify.verdicts import agreed, fastest
 
-OBSERVED = {*KINDS, "closest"}  # what `fastsim.metrics` looks at
+WITH_METRICS = {*KINDS, "closest"}  # kinds whose scores `fastsim.metrics` needs
 
-# In the order of preference of `auto`.
+# In the order in which `auto` prefers them.
 _BACKENDS: dict[str, Backend] = {
     b.name: b
     for b in (CpuBackend(), TritonBackend(), CudaBackend(), TorchBackend(), EagerBackend())
@@ -33,17 +33,17 @@ _BACKENDS: dict[str, Backend] = {
 
 
 class _Chosen(threading.local):  # torch.compile cannot trace a ContextVar
-    blocks: tuple[list[str], ...] = ()  # of `use_backend`, the last to begin last: [name] each
+    blocks: tuple[list[str], ...] = ()  # [name] of each open `use_backend`, the innermost last
 
 
 _chosen = _Chosen()
 
 
 def backends() -> dict[str, str | None]:
-    """Every backend, and why those that cannot be used on this machine cannot.
+    """Every backend, and whether it can be used on this machine.
 
     Returns:
-        {name: None where it is usable, else a sentence that says why not}.
+        {name: None if the backend can be used, else a sentence that says why not}.
 
     Example:
         >>> fastsim.backends()["eager"] is None
@@ -54,16 +54,16 @@ def backends() -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Within the block, calls of this thread without a `backend` argument use this one.
+    """Within the block, calls in this thread that have no `backend` argument use this backend.
 
-    Where tasks of asyncio take turns on a thread, the block has to end before an `await`: it holds
-    for the other tasks too.
+    The block also affects other asyncio tasks on the same thread, so it has to end before an
+    `await`.
 
     Args:
         name: a name in `backends()`; or "auto", which chooses for each call.
 
     Raises:
-        ValueError: for a name that is none of these.
+        ValueError: for any other name.
 
     Example:
         >>> with fastsim.use_backend("torch"):
@@ -71,7 +71,7 @@ def use_backend(name: str) -> Iterator[None]:
         tensor([[1.]])
     """
     _find(name)
-    block = [name]  # a list, which no other block's is
+    block = [name]  # a list, so that `is` tells it from another block of the same name
     _chosen.blocks = (*_chosen.blocks, block)
     try:
         yield
@@ -86,63 +86,67 @@ _TRANSFORMED = (
 
 
 def default_name():
-    """(the name that a call without a backend asks for, what said so)."""
+    """(the name for a call without `backend`, the argument or variable that it comes from)."""
     if _chosen.blocks:
         return _chosen.blocks[-1][0], "backend"
     return os.environ.get("FASTSIM_BACKEND") or "auto", "FASTSIM_BACKEND"
 
 
 def pick(name, *tensors, kind=None, group=None, extras=()):
-    """The backend for these tensors, and for that kind of loss or selection (see fastsim/kinds).
+    """The backend for a call.
 
-    The first tensor is served, on whose device the others are; these are what else the call is
-    given that torch.func or forward-mode AD may have a hold of: numbers, None and tuples among
-    them.
+    name: None or "auto" chooses one, see below. Any other name, here, in `use_backend` or in
+        FASTSIM_BACKEND, is used or refused (RuntimeError with every backend's reason), never
+        replaced.
+    tensors: the first decides which backends can serve the call; the others are on its device and
+        are only searched for tensors of torch.func or forward-mode AD. They may be numbers, None
+        or tuples.
+    kind: the kind of loss or selection (fastsim/kinds).
+    group: a process group whose ranks have to choose the same backend, or None.
+    extras: the features (`EXTRAS`) that the loss needs.
 
-    A name given here, by `use_backend` or by FASTSIM_BACKEND is used or refused with every
-    backend's own reason (RuntimeError), never replaced. None or "auto" takes, off the CPU, the
-    fastest kernels that a verdict of the device calls right (fastsim/verify), else the first
-    that gives no reason against the call; inside torch.func or forward-mode AD, "eager", which is
-    never taken otherwise. group: a process group, or None, whose ranks agree on these kernels.
-    extras: what of `EXTRAS` the loss needs.
+    The choice: inside torch.func or forward-mode AD "eager", which is never chosen otherwise. On a
+    device other than the CPU, the fastest backend that a verdict for this device found correct
+    (fastsim/verify). Else the first backend that can serve the call.
     """
     name, argument = (name, "backend") if name else default_name()
     named = _find(name, argument)
     extras = (*extras, *extras_of_ring(group))
-    asked = tensors[:1], kind, extras, transforming(*tensors), watched()
+    call = tensors[:1], kind, extras, transforming(*tensors), in_metrics()
     if named is not None:
-        reason = _reason(named, *asked)
+        reason = _reason(named, *call)
         if reason is None:
             return named
         others = "; ".join(
-            f"{other.name}: {_reason(other, *asked) or 'usable'}"
+            f"{other.name}: {_reason(other, *call) or 'usable'}"
             for other in _BACKENDS.values()
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
-    *_, dense, observed = asked
-    if not (dense or observed):
+    *_, dense, with_metrics = call
+    if not (dense or with_metrics):
         verified = _verified(tensors[:1], kind, group, extras)
         if verified is not None:
             return verified
     for backend in _BACKENDS.values():
-        if (dense or backend.automatic) and _reason(backend, *asked) is None:
+        if (dense or backend.automatic) and _reason(backend, *call) is None:
             return backend
-    reasons = (f"{b.name}: {_reason(b, *asked)}" for b in _BACKENDS.values())
+    reasons = (f"{b.name}: {_reason(b, *call)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
 
 
-def _reason(backend, tensors, kind, extras, dense, observed):
+def _reason(backend, tensors, kind, extras, dense, with_metrics):
+    """None if the backend can serve the call, else a sentence that says why not."""
     if dense and backend.name != "eager":
         return _TRANSFORMED
     reason = backend.unsupported_extra(extras) or backend.unsupported_reason(*tensors, kind=kind)
-    if reason is None and observed and not backend.observes and kind in OBSERVED:
+    if reason is None and with_metrics and not backend.records_metrics and kind in WITH_METRICS:
         return "it does not look at scores for fastsim.metrics"
     return reason
 
 
 def _verified(tensors, kind, group, extras):
-    """The fastest backend that a verdict of this device calls right for the call, or None."""
+    """The fastest backend that a verdict for this device found correct, or None."""
     if not tensors or kind is None or tensors[0].device.type == "cpu":
         return None
     place = kind, tensors[0].dtype, tensors[0].device
@@ -153,14 +157,14 @@ def _verified(tensors, kind, group, extras):
     ]
     able = [n for n in by_verdict if _BACKENDS[n].unsupported_reason(*tensors, kind=kind) is None]
     if group is None or not by_verdict:
-        found = able and fastest(able, *place)
+        choice = able and fastest(able, *place)
     else:
-        found = agreed(by_verdict, *place, process_group(group))
-    return _BACKENDS[found] if found in able else None
+        choice = agreed(by_verdict, *place, process_group(group))
+    return _BACKENDS[choice] if choice in able else None
 
 
 def register(backend: Backend) -> None:
-    """Makes a backend from elsewhere known under its name; `auto` takes it after all others."""
+    """Adds a backend of another package under its name; `auto` prefers all others to it."""
     if not isinstance(backend, Backend):
         raise TypeError(f"backend: wanted a Backend, got {type(backend).__name__}")
     _BACKENDS[backend.name] = backend
@@ -174,14 +178,14 @@ def get(name):
 def _find(name, argument="backend"):
     if name == "auto":
         return None
-    if name not in tuple(_BACKENDS):  # what has no hash is none of them either
+    if name not in tuple(_BACKENDS):  # a tuple, as the name may have no hash
         wanted = ", ".join(map(repr, ("auto", *_BACKENDS)))
         raise ValueError(f"{argument}: wanted one of {wanted}, got {name!r}")
     return _BACKENDS[name]
 
 
 class _Package(types.ModuleType):
-    """This package. It stands for the public function of its name until public names are loaded."""
+    """This package. Calling it calls `backends`, until public names are loaded."""
 
     def __call__(self):
         return backends()

@@ -9,11 +9,11 @@ from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 
 
 class EagerBackend(Backend):
-    """Dense torch: holds the N x M matrix as often as autograd asks."""
+    """Dense torch: holds as many N x M matrices as autograd needs."""
 
     name = "eager"
     extras = frozenset(EXTRAS)
-    automatic = False  # the specification: it serves everything, in N x M memory
+    automatic = False  # it serves everything, but takes N x M memory
 
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)

@@ -1,7 +1,7 @@
-"""Optional features of a tile loss, beside its kind. A call names those that it needs.
+"""Optional features of a tile loss, besides its kind.
 
-A backend names in `Backend.extras` those that it has. A call that needs another goes to another
-backend.
+A call names the extras that it needs, a backend those that it supports (`Backend.extras`). A call
+goes to a backend that supports all of its extras.
 """
 
 from fastsim.groups import Ring
@@ -16,7 +16,7 @@ PARTS = "parts of the columns"
 TEACHER = "teacher"
 WEIGHED_POSITIVES = "weighed positives"
 
-# What a backend without one says of itself.
+# Why a backend without this extra refuses a call.
 EXTRAS = {
     DOT: 'its kernels take cosines alone (`similarity="dot"`)',
     ABOVE: "its kernels leave out no pair for its score (`exclude_above`)",
@@ -42,9 +42,10 @@ def extras_of(
 ):
     """The extras that a loss with these arguments needs.
 
-    further: whether it has further candidates (fastsim/losses/further_candidates.py). weighed:
-    whether positives weigh other than 1. group: the loss's own, where a column's place among those
-    of all ranks counts; a ring wants it in any case.
+    further: whether it has further candidates (fastsim/losses/further_candidates.py).
+    weighed: whether the weight of positives may differ from 1.
+    group: the `group` of the loss, if it needs the index of a column among those of all ranks;
+        otherwise None. For a ring, `extras_of_ring` adds the extra in any case.
     """
     needed = {
         DOT: similarity == "dot",
@@ -56,9 +57,9 @@ def extras_of(
         PARTS: group is not None,
         WEIGHED_POSITIVES: weighed,
     }
-    return tuple(extra for extra, wanted in needed.items() if wanted)
+    return tuple(extra for extra, is_needed in needed.items() if is_needed)
 
 
 def extras_of_ring(group):
-    """Those that follow from the way in which the columns come to the rows."""
+    """The extras that a ring needs, as it sends the columns in parts."""
     return (PARTS,) if isinstance(group, Ring) else ()

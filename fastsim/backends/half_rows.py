@@ -1,22 +1,22 @@
-"""Rows of 16-bit inputs as a GPU multiplies them: exactly, at the rate of 16-bit operands.
+"""Rows of 16-bit inputs as operands of a GPU: exact, and as fast as 16-bit operands are.
 
-These objects stand for a matrix of rows in the passes over panels, which use slices, `shape`,
-`dtype`, `device`, `new_empty` and `new_zeros` alone. `scored` and `graded` are what is multiplied.
+In the passes over panels these objects stand for a matrix of rows. The passes use only slices,
+`shape`, `dtype`, `device`, `new_empty` and `new_zeros`. `scored` and `graded` return the operands.
 """
 
 import torch
 
 from fastsim.precision import power_of_two
 
-# What is written in float16 is scaled by a power of two: the largest number, or the bound on it,
-# comes into [2^14, 2^15), half the range. One that is 2^28 times smaller is still normal.
+# Numbers are scaled by a power of two before they become float16, so that the largest, or the bound
+# on it, is in [2^14, 2^15), half the range. A number 2^28 times smaller is still normal.
 LARGEST = 2.0**14
-# |dL_i/dlogit| at most, of the kinds of small batches.
+# A bound on |dL_i/dlogit| for the kinds that small batches have.
 LARGEST_GRADIENT = {"softmax": 1, "sigmoid": 1, "hard_triplet": 2, "semi-hard_triplet": 2}
 
 
 class HalfRows:
-    """values: the operand (N, D) of scores; rest: (N,) what these lack, or None."""
+    """values: (N, D) the operand of scores. rest: (N,) by which scores are multiplied, or None."""
 
     rest = None
 
@@ -34,15 +34,16 @@ class HalfRows:
         return self.values.new_zeros(shape, dtype=dtype or self.dtype)
 
     def is_contiguous(self):
-        """False: they are no place for a gradient, which is float32."""
+        """False: a gradient, which is float32, cannot overwrite these rows."""
         return False
 
 
 class ScaledRows(HalfRows):
-    """Unit rows as float16 operands, and what is left of 1 / norm.
+    """Unit rows x / |x| = rest * values, with float16 operands `values`.
 
-    A power of two brings the norm of each into (1, 2], which changes no bit that a cosine shows;
-    the rest of 1 / norm, in [0.5, 1), multiplies the float32 sum: x / |x| = rest * values.
+    values is x times a power of two that brings its norm into (1, 2]; this changes no bit that
+    matters to a cosine. rest, in [0.5, 1), is the remaining factor of 1 / |x|. It multiplies the
+    float32 sum.
     """
 
     def __init__(self, values, rest):
@@ -54,10 +55,10 @@ class ScaledRows(HalfRows):
 
 
 class DotRows(HalfRows):
-    """bfloat16 rows as they are for scores, and as float16 for the products of score gradients.
+    """bfloat16 rows for dot products: unchanged for scores, as float16 for score gradients.
 
-    float16 has eight times the precision of bfloat16, which score gradients need, and not its
-    range: the rows are size * graded, a power of two for all of them.
+    Score gradients need the precision of float16, eight times that of bfloat16. Its range is
+    smaller, so the rows are size * graded, with one power of two `size` for all rows.
     """
 
     def __init__(self, values, graded):
@@ -69,14 +70,17 @@ class DotRows(HalfRows):
 
 
 def dot_rows(x, operand):
-    """(`DotRows` of bfloat16 x (N, D), size ()); operand: of a matrix, as its products want it."""
+    """(`DotRows` of bfloat16 x (N, D), size ()).
+
+    operand: a function that lays out a matrix as its products need it.
+    """
     largest = x.abs().amax() if len(x) else x.new_zeros(())
     size = (power_of_two(largest.float()) / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
     return DotRows(operand(x), operand((x / size).to(torch.float16))), size
 
 
 def scored(rows):
-    """(the operand of scores, the rest (N,) that they lack or None)."""
+    """(the operand of scores, the factors (N,) of the scores or None)."""
     return (rows.values, rows.rest) if isinstance(rows, HalfRows) else (rows, None)
 
 

@@ -1,22 +1,24 @@
-"""What GPU backends do with sorted lists: CoSENT from running sums, the best k of many panels."""
+"""Algorithms of GPU backends that sort: CoSENT by running sums, and `top_k` over many panels."""
 
 import torch
 
-STREAM = 1 << 24  # scores of a panel of top_k: its keys are 8 bytes each
+from fastsim.precision import compute_dtype
+
+STREAM = 1 << 24  # scores of a panel in `top_k`, whose sort keys take 8 bytes each
 
 
 def cosent(scan, scores, labels, scale, want_score_grad):
-    """(loss (), dL/dscore (M,) or None): a library sort by label, then one scan from both ends.
+    """(loss (), dL/dscore (M,) or None), by one sort of the labels and one scan from both ends.
 
-    scan(logits (M,)) -> running log-sum-exps (2, M) in the type of sums: of the logits forward, of
-    their negatives backward.
+    scan(logits (M,)) returns running log-sum-exps (2, M) in the type of sums: those of the logits
+    from the start, and those of the negated logits from the end.
 
     t_a = lse_{labels_b < labels_a} z_b - z_a,  L = lse(0, t),
     dL/dz_a = e^{z_a + lse_{labels_b > labels_a}(-z_b) - L} - e^{t_a - L}.
     """
     count = scores.shape[0]
     order, begin, end = runs(labels)
-    compute = torch.promote_types(scores.dtype, torch.float32)
+    compute = compute_dtype(scores)
     logits = (scores.to(compute) * scale)[order]
     forward, backward = scan(logits)
     none = logits.new_full((1,), -torch.inf, dtype=forward.dtype)
@@ -24,19 +26,21 @@ def cosent(scan, scores, labels, scale, want_score_grad):
     above = torch.cat([backward, none])[end]
     logits = logits.to(forward.dtype)
     terms = below - logits
-    # The 1 inside the logarithm; NaN or infinity in any score shows in it.
+    # The 1 inside the logarithm, or NaN if any score is NaN or infinite.
     loss = torch.logsumexp(torch.cat([terms, (logits * 0).sum().reshape(1)]), 0)
     score_grad = None
     if want_score_grad:
-        pushed = scale * ((above + logits - loss).exp() - (terms - loss).exp())
-        score_grad = scores.new_empty(count, dtype=compute).scatter_(0, order, pushed.to(compute))
+        sorted_grad = scale * ((above + logits - loss).exp() - (terms - loss).exp())
+        score_grad = scores.new_empty(count, dtype=compute)
+        score_grad.scatter_(0, order, sorted_grad.to(compute))
     return loss.to(compute), score_grad
 
 
 def runs(labels):
-    """(order (M,) of the labels, where in it the run of equals of each begins and ends).
+    """(order, begin, end), (M,) each: the sorted order of the labels, and for each place in it the
+    first place and the end of the run of equal labels.
 
-    Equal labels contribute nothing: what counts lies before and after the run.
+    Pairs of equal labels contribute nothing to the loss; only places before and after a run do.
     """
     if labels.dtype == torch.bool:
         labels = labels.view(torch.uint8)
@@ -46,7 +50,7 @@ def runs(labels):
 
 
 def top_k(backend, queries, corpus, k):
-    """The k largest cosines of each query in descending order, the earlier row among equals."""
+    """`Backend.top_k`; among equal cosines the first row of the corpus comes first."""
     unit_x, unit_y = backend.unit_rows(queries)[0], backend.unit_rows(corpus)[0]
     rows, columns = unit_x.shape[0], unit_y.shape[0]
     wide = min(columns, max(k, 1 << 14))
@@ -67,15 +71,18 @@ def top_k(backend, queries, corpus, k):
 
 
 def _keys(scores, left):
-    """Integers in the order of the scores, the smaller column first among equals; NaN on top."""
+    """Int64 keys in the order of the scores, NaN the largest. Among equals the first column has the
+    largest key. left: the index of the first column.
+    """
     bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)
-    # The bits of negative floats run backward.
+    # As integers, negative floats are in reverse order.
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     column = torch.arange(left, left + scores.shape[1], device=scores.device)
     return (ordered << 32) | (0xFFFFFFFF - column)
 
 
 def _from_keys(keys):
+    """(scores, columns) of the keys."""
     ordered = (keys >> 32).to(torch.int32)
     bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
     return bits.view(torch.float32), 0xFFFFFFFF - (keys & 0xFFFFFFFF)

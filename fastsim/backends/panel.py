@@ -1,8 +1,6 @@
-"""How many scores a panel holds: one option and one environment variable for every backend.
+"""The size of a panel: one option and one environment variable for every backend.
 
-FASTSIM_PANEL_MB, a number of megabytes (2^20 bytes): more of it leaves fewer and larger products,
-less of it less memory. Temporary values of a panel's size come on top. The variable is
-read at every call.
+FASTSIM_PANEL_MB is the size in megabytes (2^20 bytes). It is read at every call.
 """
 
 import contextlib
@@ -21,10 +19,10 @@ VARIABLE = "FASTSIM_PANEL_MB"
 def panel_size(megabytes: float) -> Iterator[None]:
     """Within the block the panels of every backend have this size.
 
-    A panel is the part of the score matrix that is alive at once. Larger panels leave fewer and
-    larger products, smaller ones take less memory; temporary values of a panel's size come on top.
-    The default fits the backend and the device. The size is that of the whole process: it sets
-    FASTSIM_PANEL_MB, which is read in the forward and in the backward pass, so both belong in the
+    A panel is the part of the score matrix that is in memory at a time. Larger panels mean fewer
+    and larger matrix products, smaller ones less memory; temporary tensors of the size of a panel
+    come on top. The default depends on the backend and the device. The block sets FASTSIM_PANEL_MB
+    for the whole process. The forward and the backward pass both read it, so both belong in the
     block. A small batch on the CPU has no panels.
 
     Args:
@@ -47,9 +45,9 @@ def panel_size(megabytes: float) -> Iterator[None]:
 
 
 def blocks_within(rows, columns, tall, wide, *, lower=False, aligned=1):
-    """The (rows, columns) slices of a matrix in blocks of at most (tall, wide), row by row.
+    """Yields the (rows, columns) slices of blocks of at most (tall, wide), band by band.
 
-    lower: columns up to a block's first row may be left out; aligned: but for whole multiples.
+    lower: leaves out the columns before a block's first row, but begins at a multiple of `aligned`.
     """
     for top in range(0, rows, tall):
         first = top // aligned * aligned if lower else 0
@@ -58,9 +56,9 @@ def blocks_within(rows, columns, tall, wide, *, lower=False, aligned=1):
 
 
 def panel_bytes(default):
-    """Bytes of a panel: what FASTSIM_PANEL_MB says, else `default`.
+    """The size of a panel in bytes: FASTSIM_PANEL_MB if it is set, else `default`.
 
-    ValueError where it says something that is no positive number.
+    Raises ValueError if the variable is not a positive number.
     """
     value = os.environ.get(VARIABLE)
     if not value:
@@ -76,7 +74,7 @@ def panel_bytes(default):
 
 @functools.cache
 def memory_of(device):
-    """Bytes of the device's memory; 0 where it does not say."""
+    """The memory of the device in bytes, 0 if unknown."""
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
     module = getattr(torch, device.type, None)

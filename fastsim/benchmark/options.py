@@ -6,7 +6,7 @@ from fastsim.benchmark.dtypes import DTYPES
 
 
 class Integers(click.ParamType):
-    """Positive integers with commas between."""
+    """N,N,...: positive integers."""
 
     name = "N,N,..."
 
@@ -18,61 +18,114 @@ class Integers(click.ParamType):
         except ValueError:
             numbers = (0,)
         if min(numbers) < 1:
-            self.fail(f"wanted positive integers with commas between, got {value!r}", param, ctx)
+            self.fail(f"wanted positive integers N,N,..., got {value!r}", param, ctx)
         return numbers
 
 
 _OPTIONS = (
     click.option(
-        "--loss", "losses", multiple=True, help="A loss; default: all. A wrong name lists them."
+        "--loss",
+        "losses",
+        multiple=True,
+        metavar="NAME",
+        help="Loss to measure. An unknown name lists all losses. May be repeated. Default: all.",
     ),
     click.option(
-        "--backend", "backends", multiple=True, help="Backends of fastsim; default: all but eager."
+        "--backend",
+        "backends",
+        multiple=True,
+        metavar="NAME",
+        help="Backend of fastsim to measure. May be repeated. Default: all except eager, and except"
+        " torch on a CPU that has a faster one.",
     ),
     click.option(
         "--baseline",
         "baselines",
         multiple=True,
-        help="A baseline, or none; default: all that are installed.",
+        metavar="NAME",
+        help="Other implementation to measure, or none. An unknown name lists all baselines. May be"
+        " repeated. Default: all that are installed.",
     ),
-    click.option("--sizes", type=Integers(), default=(), help="N, the rows of each side."),
-    click.option("--dim", "dims", type=Integers(), default=(), help="D, the width of the rows."),
     click.option(
-        "--measure", "measures", multiple=True, help="time, memory or error; default: all three."
+        "--sizes",
+        type=Integers(),
+        default=(),
+        help="Batch sizes: rows of each side. Default: set by the loss.",
     ),
-    click.option("--device", default="cpu", help="cpu or cuda."),
+    click.option(
+        "--dim",
+        "dims",
+        type=Integers(),
+        default=(),
+        help="Widths of the embeddings. Default: set by the loss.",
+    ),
+    click.option(
+        "--measure",
+        "measures",
+        multiple=True,
+        metavar="NAME",
+        help="What to measure: time, memory or error. May be repeated. Default: all three.",
+    ),
+    click.option(
+        "--device", default="cpu", metavar="NAME", help="Device to measure on: cpu or cuda."
+    ),
     click.option(
         "--dtype",
         type=click.Choice(DTYPES),
-        help="Dtype of the embeddings; `autocast`: float32 within torch.autocast to bfloat16."
+        help="Dtype of the embeddings; autocast: float32 under torch.autocast to bfloat16."
         " Default: float32 on a CPU, bfloat16 on a GPU.",
     ),
     click.option(
         "--processes",
         type=click.IntRange(0),
-        help="Fresh processes, each a repeat of everything. Default: 6.",
+        help="Number of fresh processes, each of which times everything once; 0: time in this"
+        " process. Default: 6, with --quick 0.",
     ),
     click.option(
-        "--seconds", default=0.5, help="Seconds of timing per loss, size, pass and process."
+        "--seconds",
+        default=0.5,
+        metavar="SECONDS",
+        help="Time to spend per loss, size, pass and process.",
     ),
-    click.option("--limit", default=15.0, help="Seconds beyond which a call is not made."),
     click.option(
-        "--memory-limit", type=float, help="GB that a call may take; default: 16 or less."
+        "--limit",
+        default=15.0,
+        metavar="SECONDS",
+        help="Skip calls that are expected to take longer than this.",
     ),
-    click.option("--quick", is_flag=True, help="Two small sizes, under a minute."),
-    click.option("--out", metavar="FILE", help="JSON lines; a folder gets DEVICE/losses.jsonl."),
-    click.option("--resume", is_flag=True, help="Continue an --out that was interrupted."),
-    click.option("--overwrite", is_flag=True, help="Overwrite an existing --out."),
-    click.option("--from", "source", metavar="FILE", help="Show an earlier run, measure nothing."),
     click.option(
-        "--against", metavar="FILE", help="Show which ratios left the spread of that run."
+        "--memory-limit",
+        type=float,
+        metavar="GB",
+        help="Memory that a call may take, in GB of 2^30 bytes. Default: 16, or 80 % of all memory"
+        " if that is less.",
     ),
-    click.option("--progress/--no-progress", default=True),
+    click.option("--quick", is_flag=True, help="Measure only two small sizes, in under a minute."),
+    click.option(
+        "--out",
+        metavar="FILE",
+        help="File for the results, in JSON lines; in a folder: DEVICE/losses.jsonl.",
+    ),
+    click.option("--resume", is_flag=True, help="Continue the interrupted run of --out."),
+    click.option("--overwrite", is_flag=True, help="Overwrite an existing --out file."),
+    click.option(
+        "--from",
+        "source",
+        metavar="FILE",
+        help="Show the results in this file instead of measuring.",
+    ),
+    click.option(
+        "--against",
+        metavar="FILE",
+        help="List the ratios that differ from those in this file by more than their spread; exit"
+        " code 1 if there are any.",
+    ),
+    click.option("--progress/--no-progress", default=True, help="Show the progress of the run."),
 )
 
 
 def options(command):
-    """The decorator that adds them all."""
+    """Adds all of these options to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -1,4 +1,4 @@
-"""What the commands of the command line are made of: errors as one line, types of options."""
+"""What the commands share: errors on one line, exit codes, types of options, tables."""
 
 import contextlib
 import json
@@ -10,19 +10,19 @@ import click
 
 from fastsim.encoders.names import ModelError
 
-# Exit codes: 0 done, 1 unforeseen, 2 options (also click's own), 3 data, 4 model, 5 output,
-# 130 Ctrl-C.
+# Exit codes: 0 success, 1 any other error, 2 options (click's own code), 3 data, 4 model,
+# 5 output, 130 Ctrl-C.
 FAILED, USAGE, DATA, MODEL, OUTPUT = 1, 2, 3, 4, 5
 INTERRUPTED = 128 + signal.SIGINT
 
 
 class Command(click.Command):
-    """A command whose errors are one line and an exit code; a traceback only with --debug."""
+    """A command that reports errors on one line with an exit code; --debug adds the traceback."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        text = "Show the traceback of an error."
-        self.params.append(click.Option(["--debug"], is_flag=True, help=text))
+        help_text = "Show the traceback of an error."
+        self.params.append(click.Option(["--debug"], is_flag=True, help=help_text))
 
     def invoke(self, ctx):
         debug = ctx.params.pop("debug")
@@ -30,21 +30,17 @@ class Command(click.Command):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except BrokenPipeError:  # `| head` has read enough: click ends without a word
+        except BrokenPipeError:  # as of `| head`: click exits silently
             raise
         except KeyboardInterrupt:
-            click.echo("Aborted!", err=True)  # as click says, whose exit code is 1
+            click.echo("Aborted!", err=True)  # click's own message; its exit code would be 1
             sys.exit(INTERRUPTED)
         except Exception as error:
             if debug:
                 raise
-            text = error.strerror if isinstance(error, _output_error()) else None
-            lines = (text or str(error)).strip().splitlines() or [""]
-            named = isinstance(error, (ValueError, FloatingPointError, _output_error()))
-            named = named or getattr(error, "signal", None)
-            text = lines[0] if named else f"{type(error).__name__}: {lines[0]}"
             number = getattr(error, "signal", None)
-            click.echo(text if number else f"Error: {text}", err=True)
+            message = _first_line(error)
+            click.echo(message if number else f"Error: {message}", err=True)
             sys.exit(128 + number if number else _exit_code(error))
 
 
@@ -62,7 +58,7 @@ class Range(click.ParamType):
 
 
 class Setting(click.ParamType):
-    """NAME=VALUE; numbers and true/false become such."""
+    """NAME=VALUE; a value that is JSON, such as a number or true, becomes a Python value."""
 
     name = "NAME=VALUE"
 
@@ -76,13 +72,13 @@ class Setting(click.ParamType):
 
 
 class Text(click.ParamType):
-    """A text that is not empty."""
+    """A non-empty text."""
 
     name = "TEXT"
 
     def convert(self, value, param, ctx):
         if not value.strip():
-            self.fail("wanted a text, got an empty one", param, ctx)
+            self.fail(f"wanted a non-empty text, got {value!r}", param, ctx)
         return _utf8(self, value, param, ctx)
 
 
@@ -100,7 +96,7 @@ class Rate(click.FloatRange):
 
 
 class Prompt(click.ParamType):
-    """NAME=TEXT; the text as it stands, with its spaces."""
+    """NAME=TEXT; spaces in the text are kept."""
 
     name = "NAME=TEXT"
 
@@ -112,7 +108,7 @@ class Prompt(click.ParamType):
 
 
 class Widths(click.ParamType):
-    """W,W,... as ints."""
+    """W,W,...: distinct positive ints."""
 
     name = "W,W,..."
 
@@ -124,61 +120,68 @@ class Widths(click.ParamType):
         except ValueError:
             widths = ()
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
-            self.fail(f"wanted different whole numbers above 0, W,W,..., got {value!r}", param, ctx)
+            self.fail(f"wanted distinct positive integers W,W,..., got {value!r}", param, ctx)
         return widths
 
 
-def _utf8(kind, text, param, ctx):
-    """A text of the command line; refused where its bytes are not UTF-8."""
+def _first_line(error):
+    """The message of an error on one line, with the type of an error that is not one of ours."""
+    text = error.strerror if isinstance(error, _output_error()) else None
+    line = ((text or str(error)).strip().splitlines() or [""])[0]
+    ours = isinstance(error, (ValueError, FloatingPointError, _output_error()))
+    if ours or getattr(error, "signal", None):
+        return line
+    return f"{type(error).__name__}: {line}"
+
+
+def _utf8(param_type, text, param, ctx):
+    """A text of the command line; refused if its bytes are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        kind.fail(f"wanted a text in UTF-8, got {text!r}", param, ctx)
+        param_type.fail(f"wanted a text in UTF-8, got {text!r}", param, ctx)
     return text
 
 
 def by_name(ctx, param, pairs):
-    """{name: value} of an option that may be repeated; a name that is there twice is refused."""
-    found = {}
+    """{name: value} of an option that may be repeated, with each name at most once."""
+    values = {}
     for name, value in pairs:
-        if name in found:
-            text = f"wanted one value for {name}, got {found[name]!r} and {value!r}"
+        if name in values:
+            text = f"wanted one value for {name}, got {values[name]!r} and {value!r}"
             raise click.BadParameter(text, ctx, param)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
-def check_unused(names, wanted, got):
-    """UsageError where one of these parameters is given, which only count beside another option.
-
-    wanted: that option; got: the one that is there instead.
-    """
+def refuse_combination(names, other):
+    """UsageError if one of these parameters is given, which cannot be combined with `other`."""
     ctx = click.get_current_context()
     for option in ctx.command.params:
-        given = ctx.get_parameter_source(option.name) != click.core.ParameterSource.DEFAULT
-        if option.name in names and given:
-            raise click.UsageError(f"{option.opts[0]}: wanted with {wanted}, got {got}")
+        is_given = ctx.get_parameter_source(option.name) != click.core.ParameterSource.DEFAULT
+        if option.name in names and is_given:
+            raise click.UsageError(f"{option.opts[0]}: cannot be combined with {other}")
 
 
 def table(columns):
-    """A table of metrics: one row per metric, one column per entry."""
-    rows = list(next(iter(columns.values())))
-    wide = max(len(row) for row in rows)
-    heads = {name: max(len(name), 8) for name in columns}
-    lines = [" " * wide + "".join(f"  {name:>{width}}" for name, width in heads.items())]
-    for row in rows:
-        cells = "".join(f"  {columns[name][row]:>{width}.4f}" for name, width in heads.items())
-        lines.append(f"{row:<{wide}}{cells}")
+    """A table of metrics: one row per metric, one column per entry of {head: {metric: value}}."""
+    metrics = list(next(iter(columns.values())))
+    first_width = max(len(metric) for metric in metrics)
+    widths = {head: max(len(head), 8) for head in columns}
+    lines = [" " * first_width + "".join(f"  {head:>{width}}" for head, width in widths.items())]
+    for metric in metrics:
+        cells = "".join(f"  {columns[head][metric]:>{width}.4f}" for head, width in widths.items())
+        lines.append(f"{metric:<{first_width}}{cells}")
     return "\n".join(lines)
 
 
 def finite(metrics):
-    """Metrics for JSON, which has no NaN: None in its place."""
+    """Metrics for JSON, with None in place of NaN and infinity, which JSON does not have."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def quiet():
-    """Silences libraries, so that only our own lines are shown; names a missing extra."""
+    """Silences transformers and datasets; ClickException that names a missing package."""
     try:
         import datasets
         import transformers

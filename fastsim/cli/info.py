@@ -1,6 +1,5 @@
-"""What this installation has: versions, backends, devices and the verdicts on their kernels."""
+"""What `fastsim info` shows: versions, backends, devices and the verdicts on their kernels."""
 
-import json
 import platform
 import sys
 import time
@@ -15,8 +14,8 @@ from fastsim.verify import verdicts
 
 
 def facts():
-    """All that `fastsim info` knows, as JSON takes it."""
-    kept = verdicts.everything()
+    """What `fastsim info` shows, as a dictionary for JSON."""
+    stored = verdicts.everything()
     return {
         "fastsim": fastsim.__version__,
         "torch": torch.__version__,
@@ -25,16 +24,16 @@ def facts():
         "python": sys.version.split()[0],
         "machine": platform.machine(),
         "backends": {
-            name: f"usable{get(name).note()}" if reason is None else f"not here: {reason}"
+            name: f"usable{get(name).note()}" if reason is None else f"not usable: {reason}"
             for name, reason in backends().items()
         },
-        "devices": [_device(device, kept) for device in devices()],
+        "devices": [_device(device, stored) for device in devices()],
         "verdicts": None if (folder := verdicts.folder()) is None else str(folder),
     }
 
 
 def devices():
-    """The devices that torch sees here."""
+    """The devices that torch can use."""
     found = [torch.device("cpu")]
     if torch.cuda.is_available():
         found += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -45,14 +44,13 @@ def devices():
     return found
 
 
-def _device(device, kept):
-    """A device, what `auto` takes there by default, and the verdicts on its kernels."""
+def _device(device, stored):
+    """A device, the backend that `auto` takes there by default, and the verdicts on its kernels."""
     default = "cpu" if device.type == "cpu" and get("cpu").unsupported_reason() is None else "torch"
-    here = verdicts.key("", "", torch.float16, device)["device"]
-    mine = [verdict for verdict in kept if verdict.key["device"] == here]
+    model = verdicts.key("", "", torch.float16, device)["device"]
     return {
         "name": str(device),
-        "what": here,
+        "what": model,
         "auto": default,
         "verdicts": [
             {
@@ -60,16 +58,12 @@ def _device(device, kept):
                 "served": verdict.served,
                 "says": verdict.sentence,
                 "days": round((time.time() - verdict.when) / 86400, 2),
-                "current": verdicts.is_current(verdict, device),  # else `auto` does not look at it
+                "current": verdicts.is_current(verdict, device),  # else `auto` ignores it
             }
-            for verdict in mine
+            for verdict in stored
+            if verdict.key["device"] == model
         ],
     }
-
-
-def as_json():
-    """`facts` as text."""
-    return json.dumps(facts(), indent=1)
 
 
 def report():
@@ -84,16 +78,16 @@ def report():
         "backends",
     ]
     lines += [f"  {name:<7} {state}" for name, state in known["backends"].items()]
-    lines.append(f"on CPU tensors `auto` takes {pick(None, torch.empty(1)).name}")
+    lines.append(f"`auto` takes {pick(None, torch.empty(1)).name} for CPU tensors")
     for device in known["devices"]:
         if device["name"] != "cpu":
             lines += [
                 "",
-                f"{device['name']}: {device['what']}; without a good verdict `auto` takes"
-                f" {device['auto']} (fastsim verify --device {device['name']})",
+                f"{device['name']}: {device['what']}; `auto` takes {device['auto']} except for"
+                f" verified kernels (fastsim verify --device {device['name']})",
             ]
         for verdict in device["verdicts"]:
-            stale = "" if verdict["current"] else ", of other versions: not used"
+            stale = "" if verdict["current"] else ", of other versions, not used"
             dtype = f"{verdict['dtype']} {verdict['precision']}"
             lines.append(
                 f"  {verdict['backend']:<7} {verdict['kind']:<17} {dtype:<16}"
@@ -105,13 +99,13 @@ def report():
 
 
 def namesake():
-    """A sentence where another project of the import name is installed too, else None."""
+    """A warning if another project with the import name `fastsim` is installed too, else None."""
     try:
         version = metadata.version("fastsim")
     except metadata.PackageNotFoundError:
         return None
     return (
-        f"warning: the distribution fastsim {version} is installed too. It is another project (a"
-        " vehicle model) with the same import name, and the two overwrite each other's files:"
-        " uninstall both, then install fastsim-losses again"
+        "warning: another project (a vehicle model) with the same import name is installed too: the"
+        f" distribution fastsim {version}. The two overwrite each other's files: uninstall both,"
+        " then install fastsim-losses again"
     )

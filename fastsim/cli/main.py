@@ -6,14 +6,14 @@ import click
 
 from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
-from fastsim.cli.command import Command, Rate, Text, check_unused, finite, quiet, table
+from fastsim.cli.command import Command, Rate, Text, finite, quiet, refuse_combination, table
 from fastsim.cli.mine import mine
 from fastsim.cli.options import (
     COLUMNS_HELP,
     CORPUS_HELP,
     CPU,
-    ENCODED_AT_ONCE,
-    FORMATS_HELP,
+    DATA_HELP,
+    ENCODING_BATCH,
     MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
@@ -31,26 +31,26 @@ from fastsim.training.counted import counted
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="fastsim")
 def main():
-    """fastsim: losses of embedding models, fast, exact and small in memory."""
+    """Fast, exact and memory-efficient losses for embedding models."""
 
 
 main.command_class = Command
 
 
 @main.command()
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON, for bug reports.")
-def info(json_wanted):
-    """Show versions, backends, devices, and what verify found.
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for bug reports.")
+def info(as_json):
+    """Show versions, backends, devices and verified kernels.
 
     Example: fastsim info
     """
-    from fastsim.cli.info import as_json, report
+    from fastsim.cli.info import facts, report
 
-    click.echo(as_json() if json_wanted else report())
+    click.echo(json.dumps(facts(), indent=1) if as_json else report())
 
 
 @main.command()
-@click.option("--device", default="cuda:0", help="The GPU, as torch names it.")
+@click.option("--device", default="cuda:0", help="GPU to check, by its name in torch.")
 @click.option(
     "--backend",
     multiple=True,
@@ -61,27 +61,27 @@ def info(json_wanted):
     "--kind",
     multiple=True,
     metavar="NAME",
-    help="Kind of loss to check, such as softmax; a wrong name lists them. May be repeated."
+    help="Kind of loss to check, such as softmax. An unknown name lists all kinds. May be repeated."
     " Default: all.",
 )
 @click.option(
     "--dtype",
     multiple=True,
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Dtype of the embeddings. May be repeated. Default: all.",
+    help="Dtype of the embeddings to check. May be repeated. Default: all.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Number of checks at once. Default: one per core, fewer if device memory is short.",
+    help="Number of checks at a time. Default: one per core, fewer if GPU memory is short.",
 )
 def verify(device, backend, kind, dtype, jobs):
     """Check and time the GPU kernels on this machine.
 
-    Each backend, kind of loss and dtype is checked in a process of its own. It compiles its kernels
-    first, so a check takes minutes; several run at once. Times are taken when no check runs.
-    From then on, kernels that are right and faster than the torch backend are used by default;
-    all others are not.
+    Each combination of backend, kind of loss and dtype is checked in its own process. A check takes
+    minutes, because it first compiles the kernels; several checks run at a time. Kernels are timed
+    while no check runs. From then on, the kernels that are correct and faster than the torch
+    backend are used by default, and no others.
 
     Example: fastsim verify --device cuda:0 --kind softmax --dtype bfloat16
     """
@@ -96,13 +96,13 @@ def verify(device, backend, kind, dtype, jobs):
 def bench(**options):
     """Compare the losses with other implementations.
 
-    Time, peak memory and exactness.
+    Measures time, peak memory and numerical error.
 
     Example: fastsim bench --quick
     """
     if options["source"]:
-        read = {"source", "against", "out", "resume", "overwrite", "progress"}
-        check_unused(options.keys() - read, "a run that is measured", "--from")
+        compatible = {"source", "against", "out", "resume", "overwrite", "progress"}
+        refuse_combination(options.keys() - compatible, "--from")
     from fastsim.benchmark.command import bench as run
 
     run(**options)
@@ -118,18 +118,24 @@ main.add_command(mine)
     "--data",
     metavar="FILE",
     type=click.Path(),
-    help=FORMATS_HELP,
+    help=f"Evaluation data: {DATA_HELP}",
 )
 @click.option(
     "--retrieval",
     metavar="DIR",
-    help="Measure a search instead: a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv,"
-    " as BEIR's. It ranks by the similarity that the model's folder says, cosine or dot.",
+    help="Retrieval data, in place of --data: a folder in BEIR's layout, with corpus.jsonl,"
+    " queries.jsonl and qrels/SPLIT.tsv. Documents are ranked by the model's own similarity, cosine"
+    " or dot.",
 )
-@click.option("--split", default="test", metavar="NAME", help="The qrels file of --retrieval.")
+@click.option(
+    "--split",
+    default="test",
+    metavar="NAME",
+    help="Split of --retrieval: the name of a qrels file.",
+)
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @file_format
-@ENCODED_AT_ONCE
+@ENCODING_BATCH
 @MAX_LENGTH
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @PROMPT
@@ -152,50 +158,50 @@ def evaluate(
     prompts,
     **trust,
 ):
-    """Measure a model on a file or on a retrieval set.
+    """Evaluate a model on a data file or on retrieval data.
 
-    The columns of the file decide the metrics.
+    The columns of the file determine the metrics.
 
     Example: fastsim evaluate --model model --data test.csv --columns sentence1,sentence2,score
     """
     quiet()
     if (data is None) == (retrieval is None):
         got = "neither" if data is None else "both"
-        raise click.UsageError(f"wanted --data or --retrieval, got {got}")
+        raise click.UsageError(f"wanted either --data or --retrieval, got {got}")
     if retrieval is not None:
-        check_unused(("columns", "kind", "delimiter", "header"), "--data", "--retrieval")
+        refuse_combination(("columns", "kind", "delimiter", "header"), "--retrieval")
         from fastsim.training.beir import evaluate_retrieval
         from fastsim.training.load import load_encoder
 
         encoder = load_encoder(model, cpu=cpu, max_length=max_length, prompts=prompts, **trust)
-        found = evaluate_retrieval(encoder, retrieval, split=split, batch_size=batch_size)
+        metrics = evaluate_retrieval(encoder, retrieval, split=split, batch_size=batch_size)
         if as_json:
             about = {"model": model, "retrieval": retrieval, "split": split}
-            click.echo(json.dumps(about | finite(found)))
+            click.echo(json.dumps(about | finite(metrics)))
         else:
-            click.echo(table({split: found}))
+            click.echo(table({split: metrics}))
         return
-    check_unused(("split",), "--retrieval", "--data")
+    refuse_combination(("split",), "--data")
     from fastsim.training.data import read_data
     from fastsim.training.load import evaluate_model
 
     dataset, layout = read_data(
         data, columns=columns, kind=kind, delimiter=delimiter, header=header
     )
-    found = evaluate_model(
+    metrics = evaluate_model(
         model, dataset, layout, batch_size=batch_size, max_length=max_length, cpu=cpu,
         prompts=prompts, **trust,
     )  # fmt: skip
     if as_json:
         about = {"model": model, "data": data, "rows": len(dataset)}
-        click.echo(json.dumps(about | finite(found)))
+        click.echo(json.dumps(about | finite(metrics)))
     else:
-        click.echo(table({counted(len(dataset), "row"): found}))
+        click.echo(table({counted(len(dataset), "row"): metrics}))
 
 
 @main.command()
 @MODEL_OPTION
-@click.option("--corpus", required=True, metavar="FILE", help=f"Texts to search in: {CORPUS_HELP}")
+@click.option("--corpus", required=True, metavar="FILE", help=f"Texts to search: {CORPUS_HELP}")
 @click.option(
     "--query",
     required=True,
@@ -207,21 +213,21 @@ def evaluate(
 @click.option(
     "--index",
     metavar="FILE",
-    help="Keep the corpus's embeddings in this file, and reuse them while texts, model and prompt"
-    " are the same.",
+    help="File for the embeddings of the corpus. They are reused while texts, model and prompt stay"
+    " the same.",
 )
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="Replace an index of other texts or by another model or prompt.",
+    help="Replace an index that was made from other texts, or with another model or prompt.",
 )
-@ENCODED_AT_ONCE
+@ENCODING_BATCH
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the same as --format json.")
 @click.option(
     "--format",
     "shown",
     type=click.Choice(["text", "json"]),
-    help="How the results are printed. Default: text.",
+    help="Format of the printed results. Default: text.",
 )
 @SEARCH_PROMPT
 @CPU
@@ -243,7 +249,7 @@ def search(
 ):
     """Find the texts of a file that are most similar to a query.
 
-    Scores are the similarity that the model's folder says, cosine or dot.
+    Scores are the model's own similarity, cosine or dot.
 
     Example: fastsim search --corpus notes.txt --query "how do I reset it" --top-k 5
     """
@@ -253,18 +259,20 @@ def search(
     from fastsim.training.similarity import similarity_of
 
     if shown == "text":
-        check_unused(("as_json",), "--format json", "--format text")
+        refuse_combination(("as_json",), "--format text")
     if overwrite and index is None:
-        raise click.UsageError("--overwrite: wanted with --index, the file to replace")
+        raise click.UsageError("--overwrite: needs --index, the file to replace")
     texts = read_corpus(corpus)
     encoder = load_encoder(model, cpu=cpu, prompts=prompts, **trust)
-    known = None
+    vectors = None
     if index is not None:
-        from fastsim.training.index import indexed
+        from fastsim.training.index import load_or_encode
 
-        similarity_of(encoder)  # refused before the work
-        known = indexed(encoder, texts, index, batch_size=batch_size, overwrite=overwrite)
-    answers = search_texts(encoder, list(query), texts, top_k, batch_size=batch_size, corpus=known)
+        similarity_of(encoder)  # an unsupported one is refused before the corpus is encoded
+        vectors = load_or_encode(encoder, texts, index, batch_size=batch_size, overwrite=overwrite)
+    answers = search_texts(
+        encoder, list(query), texts, top_k, batch_size=batch_size, corpus=vectors
+    )
     if as_json or shown == "json":
         click.echo(json.dumps(answers))
         return
@@ -276,14 +284,17 @@ def search(
 
 @main.command()
 @MODEL_OPTION
-@click.option("--output", default="fastsim-demo", metavar="DIR", help="The trained model's folder.")
+@click.option(
+    "--output", default="fastsim-demo", metavar="DIR", help="Folder for the trained model."
+)
 @SEED
-@click.option("--progress/--no-progress", default=True, help="Print lines while it trains.")
+@click.option("--progress/--no-progress", default=True, help="Print the progress of the training.")
 @CPU
 def demo(model, output, seed, progress, cpu):
     """Train the bundled model on a few sentences, as a trial.
 
-    The sentences are hard for it at first. Takes about a minute on two cores, without a network.
+    The sentences are hard for the model before training. Takes about a minute on two cores and
+    needs no network.
 
     Example: fastsim demo
     """
@@ -305,60 +316,83 @@ def demo(model, output, seed, progress, cpu):
 
 @main.command()
 @click.option(
-    "--batch-size", type=click.IntRange(1), required=True, help="Rows over all processes."
+    "--batch-size",
+    type=click.IntRange(1),
+    required=True,
+    metavar="ROWS",
+    help="Rows per batch, over all processes together.",
 )
 @click.option(
-    "--dim", type=click.IntRange(1), help="Width of the embeddings. Default: that of --model."
+    "--dim",
+    type=click.IntRange(1),
+    metavar="WIDTH",
+    help="Width of the embeddings. Default: the width of --model.",
 )
-@click.option("--ranks", type=click.IntRange(1), default=1, help="Number of processes.")
 @click.option(
-    "--micro-batch-size", type=click.IntRange(1), default=64, help="Texts encoded at once."
+    "--ranks", type=click.IntRange(1), default=1, metavar="PROCESSES", help="Number of processes."
 )
 @click.option(
-    "--columns", type=click.IntRange(2), default=2, help="Texts per row: 2, plus 1 per negative."
+    "--micro-batch-size",
+    type=click.IntRange(1),
+    default=64,
+    metavar="TEXTS",
+    help="Encode at most this many texts at a time (GradCache).",
+)
+@click.option(
+    "--columns",
+    type=click.IntRange(2),
+    default=2,
+    metavar="TEXTS",
+    help="Texts per row: 2, and one more for each negative.",
 )
 @click.option(
     "--loss",
     type=click.Choice(list(PRODUCTS)),
     default="info_nce",
-    help="Loss whose matrix products are counted.",
+    help="Loss to plan for.",
 )
 @click.option(
     "--exchange",
     type=click.Choice(["gather", "ring"]),
     default="gather",
-    help="How the candidates of other processes are reached.",
+    help="How processes exchange candidates: gather them all, or pass them around a ring.",
 )
 @click.option(
     "--sharding",
     type=click.Choice(["none", "zero1", "zero2", "zero3", "fsdp"]),
     default="none",
-    help="How processes share the encoder: DeepSpeed's ZeRO 1, 2 or 3, or FSDP2.",
+    help="How the encoder is sharded over the processes: DeepSpeed's ZeRO 1, 2 or 3, or FSDP2.",
 )
 @click.option(
-    "--bits", type=click.Choice(["16", "32"]), default="32", help="Bits per number of an embedding."
+    "--bits", type=click.Choice(["16", "32"]), default="32", help="Bits per embedding element."
 )
-@click.option("--tokens", type=click.IntRange(1), default=128, help="Tokens per text.")
+@click.option(
+    "--tokens", type=click.IntRange(1), default=128, metavar="TOKENS", help="Tokens per text."
+)
 @click.option("--gpu", is_flag=True, help="Plan for GPUs, with the torch backend.")
 @click.option(
     "--rate",
     type=Rate(),
-    help="TFLOP/s of one process. Default: measured on this CPU, with --gpu on the GPU here;"
-    " without a GPU here --gpu then gives no time.",
+    metavar="TFLOP/S",
+    help="Arithmetic rate of one process in TFLOP/s. Default: measured on this machine's CPU, or"
+    " with --gpu on its GPU, if it has one; otherwise no time is estimated.",
 )
 @click.option(
     "--bandwidth",
     type=Rate(),
-    help="GB/s between processes. Default: the time of the exchange is left out.",
+    metavar="GB/S",
+    help="Bandwidth between processes in GB/s. Default: the time of the exchange is left out.",
 )
 @click.option(
     "--memory-rate",
     type=Rate(),
-    help="TB/s of the device's memory, for an estimate of the loss by backend. Default: none.",
+    metavar="TB/S",
+    help="Bandwidth of the device's memory in TB/s, to estimate the time of the loss by backend."
+    " Default: no such estimate.",
 )
 @MODEL_OPTION
 def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
-    """Show the memory and the least time of a training step.
+    """Estimate the memory and the minimum time of a training step.
 
     Example: fastsim plan --batch-size 65536 --ranks 8 --gpu --bits 16 --rate 400
     """
@@ -367,10 +401,10 @@ def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
 
     shape = planning.encoder_shape(model)
     shape["dim"] = dim or shape["dim"]
-    asked = planning.Plan(**options, bytes_each=int(bits) // 8, **shape)
-    rate = rate * 1e12 if rate else planning.rate_here(asked)
+    step = planning.Plan(**options, bytes_each=int(bits) // 8, **shape)
+    rate = rate * 1e12 if rate else planning.rate_here(step)
     click.echo(
         planning.report(
-            asked, rate, bandwidth and bandwidth * 1e9, memory_rate and memory_rate * 1e12
+            step, rate, bandwidth and bandwidth * 1e9, memory_rate and memory_rate * 1e12
         )
     )

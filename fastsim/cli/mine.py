@@ -7,7 +7,8 @@ from fastsim.cli.options import (
     COLUMNS_HELP,
     CORPUS_HELP,
     CPU,
-    ENCODED_AT_ONCE,
+    DATA_HELP,
+    ENCODING_BATCH,
     MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
@@ -25,17 +26,21 @@ from fastsim.training.counted import counted
     "--pairs",
     required=True,
     metavar="FILE",
-    help="Data with the columns anchor and positive, in the formats of fastsim train.",
+    help=f"Data with the columns anchor and positive: {DATA_HELP}",
 )
 @click.option(
     "--corpus",
     metavar="FILE",
-    help=f"Texts that may be negatives beside the positives: {CORPUS_HELP}",
+    help=f"Further texts that may be negatives: {CORPUS_HELP} Default: only the positives of other"
+    " pairs.",
 )
 @click.option(
-    "--output", required=True, metavar="FILE", help="New file: JSON lines, ready for training."
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="File for the pairs with their negatives: JSON lines for fastsim train.",
 )
-@click.option("--overwrite", is_flag=True, help="Overwrite an existing output file.")
+@click.option("--overwrite", is_flag=True, help="Overwrite an existing --output file.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @file_format
 @click.option("--count", type=click.IntRange(1), default=1, help="Negatives per pair.")
@@ -44,31 +49,33 @@ from fastsim.training.counted import counted
     type=click.IntRange(1),
     default=1,
     metavar="RANK",
-    help="Rank of the nearest neighbour that may be a negative; 1 is the nearest of all.",
+    help="First neighbour that may be a negative; rank 1 is the nearest.",
 )
 @click.option(
     "--last",
     type=click.IntRange(1),
     default=30,
     metavar="RANK",
-    help="Rank of the farthest neighbour that may be a negative.",
+    help="Last neighbour that may be a negative.",
 )
 @click.option(
     "--margin",
     type=float,
     metavar="COSINE",
-    help="A negative's cosine is at most the positive's minus this margin. Default: no limit.",
+    help="A negative's cosine must be at least this much below the positive's. Default: no limit.",
 )
 @click.option(
     "--relative-margin",
     type=float,
-    metavar="SHARE",
-    help="A negative's cosine is below the positive's by at least this share of it; 0.05 is"
-    " NV-Retriever's 95 %. Default: no limit.",
+    metavar="FRACTION",
+    help="A negative's cosine must be below the positive's by at least this fraction of it; 0.05"
+    " limits it to 95 %, as NV-Retriever does. Default: no limit.",
 )
-@click.option("--sample", is_flag=True, help="Draw from the ranks instead of taking the hardest.")
+@click.option(
+    "--sample", is_flag=True, help="Draw negatives at random from the ranks, not the nearest ones."
+)
 @SEED
-@ENCODED_AT_ONCE
+@ENCODING_BATCH
 @MAX_LENGTH
 @SEARCH_PROMPT
 @CPU
@@ -77,7 +84,7 @@ from fastsim.training.counted import counted
 def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu, **options):
     """Find hard negatives for pairs.
 
-    A hard negative is close to the anchor but is not one of its positives.
+    A hard negative is a text near the anchor that is not one of its positives.
 
     Example: fastsim mine --pairs pairs.csv --output triplets.jsonl --first 5 --relative-margin 0.05
     """
@@ -88,21 +95,23 @@ def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu,
 
     if last - first + 1 < options["count"]:
         raise ValueError(
-            f"--last: wanted at least {first + options['count'] - 1}, for --count"
-            f" {options['count']} from rank {first} on, got {last}"
+            f"--last: wanted at least {first + options['count'] - 1} for --first {first} and"
+            f" --count {options['count']}, got {last}"
         )
     check_output(output, pairs, options["corpus"], overwrite=overwrite)
     trust = {name: options.pop(name) for name in ("trust_remote_code", "allow_pickle")}
     encoder = load_encoder(model, cpu=cpu, max_length=max_length, prompts=prompts, **trust)
     rows, left_out = run(encoder, pairs, ranks=(first, last), **options)
-    wanted = counted(options["count"], "negative")
+    negatives = counted(options["count"], "negative")
     if not rows:
         raise ValueError(
-            f"pairs: none of {left_out} has {wanted} within the limits; widen --first, --last,"
+            f"pairs: none of {left_out} has {negatives} within the limits; widen --first, --last,"
             " --margin or --relative-margin"
         )
     write_rows(rows, output)
     click.echo(f"{counted(len(rows), 'row')}: {click.format_filename(output)}")
     if left_out:
-        said = f"left out {counted(left_out, 'pair')} with fewer than {wanted} within the limits"
-        click.echo(said, err=True)
+        pairs_left_out = counted(left_out, "pair")
+        click.echo(
+            f"left out {pairs_left_out} with fewer than {negatives} within the limits", err=True
+        )

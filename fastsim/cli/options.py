@@ -7,76 +7,79 @@ from fastsim.encoders.names import EMBEDDED
 from fastsim.training.options import LARGEST_SEED
 from fastsim.training.rows import KINDS
 
-# A name of a file or folder, at which the command looks itself.
+# The name of a file or folder. click does not check it: the command does, with its own message.
 PLACE = click.Path(readable=False)
 MODEL_OPTION = click.option(
     "--model",
     default=EMBEDDED,
     metavar="NAME",
     type=PLACE,
-    help="A folder, a name on the hub, or the bundled model.",
+    help="Model: a folder, a name on the Hugging Face hub, or the bundled model.",
 )
-FORMATS_HELP = (
-    "CSV, TSV, JSON or JSON lines, plain or .gz; Parquet; or a data set on the hub: hub:NAME,"
-    " hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT."
+DATA_HELP = (
+    "a file in CSV, TSV, JSON or JSON lines (plain or .gz) or Parquet, or a data set on the Hugging"
+    " Face hub (hub:NAME, hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT)."
 )
-CORPUS_HELP = (
-    "the lines of a .txt file, or the column text of a data file or of a data set on the hub."
-)
+CORPUS_HELP = "the lines of a .txt file, or the column text of a data file or hub data set."
 COLUMNS_HELP = (
-    "The file's columns in their order, such as sentence1,sentence2,score. If the header has other"
-    " names: sentence1=first,sentence2=second,score=gold."
+    "Columns of the file in order, such as sentence1,sentence2,score; or, if the header has other"
+    " names, sentence1=first,sentence2=second,score=gold. Default: the names in the header."
 )
 _FORMAT = click.option(
     "--format",
     "kind",
     type=click.Choice(list(KINDS)),
-    help="Format of all data files. Default: of each what its suffix says.",
+    help="Format of all data files. Default: by the suffix of each file.",
 )
 _DELIMITER = click.option(
-    "--delimiter", metavar="SIGN", help="Delimiter of a CSV file. Default: a comma."
+    "--delimiter",
+    metavar="CHARACTER",
+    help="Delimiter of CSV files, such as ; or \\t for a tab. Default: a comma.",
 )
 _HEADER = click.option(
     "--header/--no-header",
     default=None,
-    help="Whether line 1 names the columns. Default: guessed from the line and --columns.",
+    help="Whether line 1 is a header. Default: guessed from the line and --columns.",
 )
 
 
 def file_format(command):
-    """How data files are read: kind, delimiter and header."""
+    """Adds the options that say how data files are read: format, delimiter and header."""
     return _FORMAT(_DELIMITER(_HEADER(command)))
 
 
-def _prompt(of):
-    """--prompt. of: the texts that it is put before."""
+def _prompt(texts):
+    """The option --prompt. texts: which texts a prompt is put before, for the help."""
     return click.option(
         "--prompt",
         "prompts",
         type=Prompt(),
         multiple=True,
         callback=by_name,
-        help=f'A text put before each {of}. Example: --prompt query="query: ". May be repeated.',
+        help=f'A text put before each {texts}. Example: --prompt query="query: ". May be repeated.',
     )
 
 
 PROMPT = _prompt(
-    "text of a column: query (anchors), document (positives and negatives) or a column's name"
+    "text of a column; NAME is query (anchors), document (positives and negatives) or a column's"
+    " name"
 )
-SEARCH_PROMPT = _prompt("query or document; the queries of pairs are their anchors")
+SEARCH_PROMPT = _prompt("query or document; NAME is query (anchors of pairs too) or document")
 SEED = click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, help="Seed of all random numbers."
 )
-TRUST = click.option("--trust-remote-code", is_flag=True, help="Run code from the model's folder.")
-PICKLE = click.option(
-    "--allow-pickle", is_flag=True, help="Read weights in pickle files, which can run code."
+TRUST = click.option(
+    "--trust-remote-code", is_flag=True, help="Allow Python code from the model's folder to run."
 )
-ENCODED_AT_ONCE = click.option(
+PICKLE = click.option(
+    "--allow-pickle", is_flag=True, help="Allow weights in pickle files, which can run any code."
+)
+ENCODING_BATCH = click.option(
     "--batch-size",
     type=click.IntRange(1),
     default=32,
     metavar="TEXTS",
-    help="Texts encoded at once.",
+    help="Encode this many texts at a time.",
 )
 MAX_LENGTH = click.option(
     "--max-length",

@@ -1,8 +1,8 @@
-"""What a step with a very large batch takes, estimated without training anything.
+"""Estimates the memory and the minimum time of a training step with a very large batch.
 
-It is the memory of each part on one process, and the least time of its work: multiply-adds divided
-by a rate that is stated or measured here, bytes divided by a stated bandwidth. A GPU's time is
-never at a CPU's rate: without one of a GPU there is none.
+The memory is given by part, for one process. The time is a lower bound: operations divided by a
+rate that is given or measured here, and bytes divided by a given bandwidth. The rate of a CPU is
+never used for a GPU: without the rate of a GPU no time is estimated.
 """
 
 import time
@@ -16,7 +16,7 @@ from fastsim.cli.products import PRODUCTS
 from fastsim.training.counted import counted
 
 GATHER, RING = "gather", "ring"
-FLOAT = 4  # bytes in which weights, states and gradients of unit rows are kept
+FLOAT = 4  # bytes per number of weights, optimizer states and gradients of unit rows
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,13 @@ class Plan:
     """A training step.
 
     batch_size: rows over all ranks. dim: width of the embeddings. ranks: number of processes.
-    micro_batch_size: texts encoded at once. columns: text columns; the first has the anchors, the
-    others have candidates. bytes_each: bytes of one number of an embedding. loss: its name in
-    `PRODUCTS`. exchange: "gather" or "ring". gpu: with the panels of the torch backend on a GPU.
-    parameters: of the encoder; 0 leaves it out. looked_up: how many of these are never multiplied
-    (word embeddings). layers, hidden, heads: of the encoder. tokens: of each text. sharding: of the
-    encoder over the ranks, "none", "zero1", "zero2", "zero3" (DeepSpeed) or "fsdp" (FSDP2).
+    micro_batch_size: texts encoded at a time. columns: text columns; the first holds the anchors,
+    the others the candidates. bytes_each: bytes per embedding element. loss: its name in
+    `PRODUCTS`. exchange: "gather" or "ring". gpu: whether to plan for the torch backend on a GPU.
+    parameters: of the encoder; 0 leaves it out. looked_up: parameters that are only looked up and
+    not multiplied (word embeddings). layers, hidden, heads: of the encoder. tokens: of each text.
+    sharding: of the encoder over the ranks, "none", "zero1", "zero2", "zero3" (DeepSpeed) or "fsdp"
+    (FSDP2).
     """
 
     batch_size: int
@@ -51,7 +52,7 @@ class Plan:
 
     @property
     def rows(self):
-        """Anchors of the largest rank."""
+        """Anchors of the rank with the most."""
         return -(-self.batch_size // self.ranks)
 
     @property
@@ -60,17 +61,16 @@ class Plan:
         return self.batch_size * (self.columns - 1)
 
     @property
-    def alive_candidates(self):
-        """Candidates that a rank holds: all, or a few ranks' on their way around the ring."""
+    def held_candidates(self):
+        """Candidates that a rank holds at a time: all, or on a ring those of three ranks."""
         if self.exchange == RING and self.ranks > 1:
             return min(self.ranks, 3) * self.rows * (self.columns - 1)
         return self.candidates
 
 
 def memory(plan):
-    """[(part, bytes on one rank, how they come about)]."""
+    """[(part, bytes on one rank, what they hold)]."""
     operand = 2 if plan.gpu and plan.bytes_each == 2 else 4
-    own = plan.rows * plan.columns * plan.dim
     parts = []
     if plan.parameters:
         parts += _encoder(plan)
@@ -79,38 +79,39 @@ def memory(plan):
         per_token = plan.hidden * (34 + 5 * plan.heads * plan.tokens / plan.hidden)
         graph = plan.micro_batch_size * plan.tokens * plan.layers * per_token
         texts, tokens = counted(plan.micro_batch_size, "text"), counted(plan.tokens, "token")
-        how = f"activations of {texts} of {tokens}, for the backward pass"
-        parts.append(("micro-batch", int(graph * plan.bytes_each / 2), how))
-    parts.append(("embeddings", 2 * own * plan.bytes_each, "of its own rows, and their gradients"))
+        what = f"activations of {texts} of {tokens}, for the backward pass"
+        parts.append(("micro-batch", int(graph * plan.bytes_each / 2), what))
+    local = plan.rows * plan.columns * plan.dim
+    parts.append(("embeddings", 2 * local * plan.bytes_each, "of its rows, and their gradients"))
     if plan.ranks > 1:
-        each = plan.alive_candidates * plan.dim
-        how = "of all processes, and their gradients"
+        held = plan.held_candidates * plan.dim
+        what = "of all processes, and their gradients"
         if plan.exchange == RING:
-            how = f"of {min(plan.ranks, 3)} processes, on their way around, and their gradients"
-        parts.append((f"candidates ({plan.exchange})", 2 * each * plan.bytes_each, how))
-    units = (plan.rows + plan.alive_candidates) * plan.dim * operand
-    sums = plan.alive_candidates * plan.dim * FLOAT
-    parts.append(("unit rows", units + sums, "of anchors and candidates, and a gradient"))
+            what = f"of {min(plan.ranks, 3)} processes at a time, and their gradients"
+        parts.append((f"candidates ({plan.exchange})", 2 * held * plan.bytes_each, what))
+    units = (plan.rows + plan.held_candidates) * plan.dim * operand
+    sums = plan.held_candidates * plan.dim * FLOAT
+    parts.append(("unit rows", units + sums, "of anchors and candidates, and one gradient"))
     if plan.gpu:
-        # Scores and one matrix beside them in float32, score gradients in the operands' type.
-        scores = min(panels.LARGEST_PANEL // FLOAT, plan.rows * plan.alive_candidates)
-        how = "scores and score gradients, of the torch backend"
-        parts.append(("panel", (2 * FLOAT + operand) * scores, how))
+        # Scores and one more matrix in float32, score gradients in the operands' dtype.
+        scores = min(panels.LARGEST_PANEL // FLOAT, plan.rows * plan.held_candidates)
+        what = "scores and score gradients, of the torch backend"
+        parts.append(("panel", (2 * FLOAT + operand) * scores, what))
     else:
-        columns = plan.alive_candidates
+        columns = plan.held_candidates
         kept = sizes.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
         panel = min(plan.rows * columns, max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns))
         size = FLOAT * (panel + columns * plan.dim)
-        parts.append(("panel", size, "scores; the candidates once more, packed"))
+        parts.append(("panel", size, "scores, and a packed copy of the candidates"))
     return parts
 
 
 def _encoder(plan):
-    """The encoder's parameters, what is learnt of them, and what the ranks share of it.
+    """Weights, gradients and optimizer states of the encoder, as its sharding divides them.
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-    Models", section 3. In FSDP2 `GradCache` reduces once a step, so that weights stay gathered and
-    gradients whole from the first micro-batch's backward pass to the last one's.
+    Models", section 3. With FSDP2, `GradCache` reduces gradients once per step: weights stay
+    gathered and gradients unsharded from the first micro-batch's backward pass to the last one's.
     """
     each, share = FLOAT * plan.parameters, 1 / plan.ranks
     if plan.sharding == "none" or plan.ranks == 1:
@@ -118,65 +119,67 @@ def _encoder(plan):
     if plan.sharding == "fsdp":
         return [
             ("encoder", int(3 * share * each), "its share of weights and two states of AdamW"),
-            ("gathered", 2 * each, "weights and gradients, whole until the last micro-batch"),
+            ("gathered", 2 * each, "weights and gradients, unsharded until the last micro-batch"),
         ]
     if plan.sharding == "zero3":
-        how = "its share of weights, gradients and states of AdamW; layers are gathered one by one"
-        return [("encoder", int(4 * share * each), how)]
-    whole, how = (1, "weights") if plan.sharding == "zero2" else (2, "weights, gradients")
-    rest = "of gradients and two states of AdamW" if whole == 1 else "of two states of AdamW"
-    return [("encoder", int((whole + (4 - whole) * share) * each), f"{how}, its share {rest}")]
+        what = "its share of weights, gradients and states of AdamW; layers are gathered singly"
+        return [("encoder", int(4 * share * each), what)]
+    if plan.sharding == "zero2":
+        unsharded, what = 1, "weights, its share of gradients and two states of AdamW"
+    else:
+        unsharded, what = 2, "weights, gradients, its share of two states of AdamW"
+    return [("encoder", int((unsharded + (4 - unsharded) * share) * each), what)]
 
 
 def dense(plan):
-    """Bytes of the N x M matrices on one rank that a dense loss holds at least: three of them."""
+    """Bytes on one rank of the three N x M matrices that a dense loss holds at least."""
     return 3 * 4 * plan.rows * plan.candidates
 
 
 def times(plan, rate, bandwidth=None):
-    """[(stage, seconds at least, how)] for `rate` FLOP and `bandwidth` bytes a second and rank."""
-    found = []
+    """[(stage, minimum seconds, what it does)] at `rate` FLOP/s, `bandwidth` bytes/s of a rank."""
+    stages = []
     if plan.parameters:
         texts = plan.rows * plan.columns
-        once = 2 * (plan.parameters - plan.looked_up) * plan.tokens * texts / rate
-        found.append(("encode", once, "every text, forward pass"))
-        found.append(("encode again", 3 * once, "every text, forward and backward pass"))
-    passes = PRODUCTS[plan.loss][plan.exchange == RING and plan.ranks > 1]
-    products = passes * 2 * plan.rows * plan.candidates * plan.dim
-    found.append(("loss", products / rate, f"{passes} products of {plan.rows:,} x "
-                  f"{plan.candidates:,} x {plan.dim:,}"))  # fmt: skip
+        forward = 2 * (plan.parameters - plan.looked_up) * plan.tokens * texts / rate
+        stages.append(("encode", forward, "every text, forward pass"))
+        stages.append(("encode again", 3 * forward, "every text, forward and backward pass"))
+    products = PRODUCTS[plan.loss][plan.exchange == RING and plan.ranks > 1]
+    operations = products * 2 * plan.rows * plan.candidates * plan.dim
+    what = f"{products} products of {plan.rows:,} x {plan.candidates:,} x {plan.dim:,}"
+    stages.append(("loss", operations / rate, what))
     if bandwidth and plan.ranks > 1:
         sent = sum(size for _, size in rounds(plan))
-        how = f"{_size(sent)} to and from each process"
+        what = f"{_size(sent)} to and from each process"
         seconds = sent / bandwidth
         if plan.exchange == RING:
             hidden = sum(min(work / rate, size / bandwidth) for work, size in rounds(plan))
             seconds -= hidden
-            how += f"; {hidden:.3g} s more are hidden behind the products"
-        found.append(("exchange", seconds, how))
-    return found
+            what += f"; {hidden:.3g} s more overlap with the products"
+        stages.append(("exchange", seconds, what))
+    return stages
 
 
 def rounds(plan):
     """[(operations, bytes to and from a rank)] of the loss: forward and backward.
 
-    Gathered, embeddings come and their gradients go, in float32; on the ring embeddings come again
-    on the way back.
+    The forward pass receives embeddings; the backward pass sends their gradients in float32, and on
+    a ring receives the embeddings again.
     """
-    around = plan.exchange == RING and plan.ranks > 1
-    passes = PRODUCTS[plan.loss][around]
+    on_ring = plan.exchange == RING and plan.ranks > 1
+    products = PRODUCTS[plan.loss][on_ring]
     product = 2 * plan.rows * plan.candidates * plan.dim
     others = plan.candidates * (plan.ranks - 1) // plan.ranks * plan.dim
-    back = FLOAT + (plan.bytes_each if around else 0)
-    return [(product, others * plan.bytes_each), ((passes - 1) * product, others * back)]
+    backward = FLOAT + (plan.bytes_each if on_ring else 0)
+    return [(product, others * plan.bytes_each), ((products - 1) * product, others * backward)]
 
 
-# Bytes of device memory that a score costs beside the products, forward and backward of a loss
-# over rows, each read or write of 4 bytes in float32 and 2 in float16. Counted, not measured.
+# Bytes of device memory traffic per score besides the products, forward and backward of a loss over
+# rows: each read or write has 4 bytes in float32 and 2 in float16. Counted, not measured.
 # torch: the product writes the panel; maximum and sum read it; subtract, scale, exponential and
-# weight read and write it; it becomes float16, which two products read.
-# compiled, as where Triton is installed: all between the product and the float16 reads it three
-# times, for maximum, sum and score gradients.
+# weight read and write it; it is converted to float16, which two products read.
+# compiled (if Triton is installed): the steps between the product and the conversion read the panel
+# three times, for maximum, sum and score gradients.
 # kernels: the product's epilogue writes float16 score gradients, which two products read.
 PANEL_BYTES = {
     "torch": 4 + 2 * 4 + 4 * 8 + 6 + 2 * 2,
@@ -186,23 +189,23 @@ PANEL_BYTES = {
 
 
 def estimates(plan, rate, memory_rate):
-    """[(backend, seconds of a loss over rows, how)] on paper, nothing of it measured.
+    """[(backend, seconds of a loss over rows, their parts)], calculated and not measured.
 
-    memory_rate: bytes a second of the device's memory. Products and the passes between them take
-    turns in torch; in a kernel the epilogue hides under the product.
+    memory_rate: bytes per second of the device's memory. The time of the products and that of the
+    memory traffic are added.
     """
     products = next(seconds for stage, seconds, _ in times(plan, rate) if stage == "loss")
     scores = plan.rows * plan.candidates
-    found = []
-    for name, each in PANEL_BYTES.items():
-        panels_ = scores * each / memory_rate
-        how = f"products {products:.3g} s, {each} bytes a score {panels_:.3g} s"
-        found.append((name, products + panels_, how))
-    return found
+    rows = []
+    for name, bytes_per_score in PANEL_BYTES.items():
+        traffic = scores * bytes_per_score / memory_rate
+        what = f"products {products:.3g} s, {bytes_per_score} bytes per score {traffic:.3g} s"
+        rows.append((name, products + traffic, what))
+    return rows
 
 
 def rate_here(plan):
-    """FLOP a second of the device that is planned for; None for a GPU where there is none."""
+    """FLOP/s of this machine's CPU, or GPU if the plan is for one; None if there is no GPU."""
     if plan.gpu and not torch.cuda.is_available():
         return None
     half = plan.gpu and plan.bytes_each == 2
@@ -210,26 +213,26 @@ def rate_here(plan):
 
 
 def measured_rate(device, dtype=torch.float32, seconds=0.3):
-    """FLOP a second of a product on this device, as large as a panel's."""
+    """FLOP/s of a matrix product of the size of a panel on this device."""
     x = torch.randn(1024, 768, device=device, dtype=dtype)
     y = torch.randn(768, 4096, device=device, dtype=dtype)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    at_once = 100 if device == "cuda" else 1  # waiting takes as long as a product
+    per_wait = 100 if device == "cuda" else 1  # waiting for the GPU takes as long as a product
     x @ y
     wait()
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
-        for _ in range(at_once):
+        for _ in range(per_wait):
             x @ y
         wait()
-        count += at_once
+        count += per_wait
     return 2 * x.shape[0] * x.shape[1] * y.shape[1] * count / (time.perf_counter() - start)
 
 
 def encoder_shape(name):
-    """The encoder's part of a `Plan` from a model's folder or name, and the width `dim` it gives.
+    """The arguments of `Plan` that describe a model, given by its folder or name.
 
-    No weights are loaded, but for those of a head.
+    Loads no weights, except those of dense layers after the pooling.
     """
     import transformers
 
@@ -245,7 +248,7 @@ def encoder_shape(name):
     folder = model_folder(name)
     parts = {"transformer": folder, "head": []}
     if (folder / "modules.json").is_file():
-        parts = read_parts(folder, wanted=("transformer",))
+        parts = read_parts(folder, required=("transformer",))
     base, _ = adapted(parts["transformer"])
     with loading(folder):
         config = transformers.AutoConfig.from_pretrained(base)
@@ -262,34 +265,32 @@ def encoder_shape(name):
 
 
 def report(plan, rate, bandwidth=None, memory_rate=None):
-    """The plan as text; with a rate of None its memory alone."""
+    """The plan as text; rate None: without times."""
     lines = [
         f"batch of {counted(plan.batch_size, 'row')}, {counted(plan.candidates, 'candidate')} of"
         f" width {plan.dim:,}, {counted(plan.ranks, 'process', 'processes')}; for each process:",
         "",
     ]
     parts = memory(plan)
-    parts.append(("together", sum(size for _, size, _ in parts), ""))
-    lines += [f"  {part:<20}{_size(size):>12}  {how}" for part, size, how in parts]
+    parts.append(("total", sum(size for _, size, _ in parts), ""))
+    lines += [f"  {part:<20}{_size(size):>12}  {what}" for part, size, what in parts]
     lines += [f"  {'(dense scores':<20}{_size(dense(plan)):>12}  that a dense loss would add)", ""]
     if rate is None:
-        lines.append(
-            "  no time: there is no GPU here to measure; give the TFLOP/s of one as --rate"
-        )
+        lines.append("  no time: there is no GPU here to measure; give its TFLOP/s with --rate")
     else:
         stages = times(plan, rate, bandwidth)
-        stages.append(("together", sum(seconds for _, seconds, _ in stages), ""))
-        lines += [f"  {stage:<20}{seconds:>10.3g} s  {how}" for stage, seconds, how in stages]
-        lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, arithmetic alone: a lower bound")
+        stages.append(("total", sum(seconds for _, seconds, _ in stages), ""))
+        lines += [f"  {stage:<20}{seconds:>10.3g} s  {what}" for stage, seconds, what in stages]
+        lines.append(f"  at {rate / 1e12:.3g} TFLOP/s, counting arithmetic only: a lower bound")
     if plan.gpu:
         lines.append(
-            "  the memory is that of the torch backend, which a GPU takes by default: Triton and"
-            " CUDA kernels run where `fastsim verify` has found them right and faster"
+            "  memory of the torch backend, the default on a GPU; Triton and CUDA kernels are used"
+            " if `fastsim verify` has found them correct and faster"
         )
     if memory_rate and rate is not None:
-        lines += ["", "  the loss by backend, an estimate on paper: no device has measured it"]
-        for backend, seconds, how in estimates(plan, rate, memory_rate):
-            lines.append(f"  {backend:<20}{seconds:>10.3g} s  {how}")
+        lines += ["", "  the loss by backend, calculated and not measured"]
+        for backend, seconds, what in estimates(plan, rate, memory_rate):
+            lines.append(f"  {backend:<20}{seconds:>10.3g} s  {what}")
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -1,9 +1,9 @@
-"""What each loss multiplies, for `fastsim plan`."""
+"""The matrix products of each loss, for `fastsim plan`."""
 
-# Products of N x M x D that a loss makes of the scores, forward and backward
-# (fastsim/engine/passes.py): four where the score gradients look at columns, one of them less for
-# the scores that a backend keeps. Around a ring each forward pass and the score gradients are
-# a round of their own (fastsim/engine/ring.py).
+# Loss -> (products of N x M x D, forward and backward; the same on a ring). See
+# fastsim/engine/passes.py: four where the score gradients depend on sums over columns, less the one
+# that a backend saves for the scores that it keeps. On a ring each forward pass and the score
+# gradients need a round of their own (fastsim/engine/ring.py).
 PRODUCTS = {
     "info_nce": (3, 4),
     "info_nce symmetric": (4, 4),

@@ -19,7 +19,7 @@ from fastsim.cli.command import (
 from fastsim.cli.options import (
     COLUMNS_HELP,
     CPU,
-    FORMATS_HELP,
+    DATA_HELP,
     MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
@@ -38,53 +38,55 @@ COUNT = click.IntRange(1)
 
 
 def _config(ctx, param, value):
-    """The options of a file become the defaults of the command line."""
+    """Makes the options in a file the defaults of the command line."""
     if value is None:
         return
     path = Path(value)
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix.lower() == ".json":
-            found = json.loads(text)
+            config = json.loads(text)
         else:
             import yaml
 
-            found = yaml.safe_load(text)
+            config = yaml.safe_load(text)
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"cannot read {value}: {error}") from error
     except Exception as error:  # yaml has errors of its own
         raise click.BadParameter(f"{value} is not YAML: {error}") from error
-    if not isinstance(found, dict):
-        raise click.BadParameter(f"{value}: wanted names of options with their values")
-    known = {}
+    if not isinstance(config, dict):
+        raise click.BadParameter(
+            f"{value}: wanted options with their values, got {type(config).__name__}"
+        )
+    options = {}
     for option in ctx.command.params:
         for name in option.opts:
-            known[name.lstrip("-").replace("-", "_")] = option
+            options[name.lstrip("-").replace("-", "_")] = option
     defaults = {}
-    for name, given in found.items():
-        option = known.get(str(name).lstrip("-").replace("-", "_"))
+    for name, setting in config.items():
+        option = options.get(str(name).lstrip("-").replace("-", "_"))
         if option is None or option is param:
             raise click.BadParameter(f"{value}: no option {name!r}")
-        if isinstance(given, bool) != (option.is_flag and given is not None):
-            wanted = "true or false" if option.is_flag else "a value, not true or false"
-            raise click.BadParameter(f"{value}: {name}: wanted {wanted}, got {given!r}")
-        defaults[option.name] = _as_text(option, given)
+        if isinstance(setting, bool) != (option.is_flag and setting is not None):
+            wanted = "true or false" if option.is_flag else "a value other than true or false"
+            raise click.BadParameter(f"{value}: {name}: wanted {wanted}, got {setting!r}")
+        defaults[option.name] = _as_text(option, setting)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 
-def _as_text(option, given):
-    """A value of the file as the command line would give it, `~` as a shell would."""
-    if isinstance(option.type, (Setting, Prompt)) and isinstance(given, dict):
+def _as_text(option, setting):
+    """A value of the file as the command line would give it, with `~` expanded in paths."""
+    if isinstance(option.type, (Setting, Prompt)) and isinstance(setting, dict):
         return [
             f"{name}={value if isinstance(option.type, Prompt) else json.dumps(value)}"
-            for name, value in given.items()
+            for name, value in setting.items()
         ]
-    if option.is_flag or given is None:
-        return given
-    places = isinstance(option.type, click.Path)
+    if option.is_flag or setting is None:
+        return setting
+    is_path = isinstance(option.type, click.Path)
     texts = [
-        os.path.expanduser(str(value)) if places else str(value)
-        for value in (given if isinstance(given, list) else [given])
+        os.path.expanduser(str(value)) if is_path else str(value)
+        for value in (setting if isinstance(setting, list) else [setting])
     ]
     return texts if option.multiple else ",".join(texts)
 
@@ -96,7 +98,7 @@ def _as_text(option, given):
     callback=_config,
     is_eager=True,
     expose_value=False,
-    help="YAML or JSON file of options by name; the command line overrides it.",
+    help="YAML or JSON file with options by name. The command line takes precedence.",
 )
 @MODEL_OPTION
 @click.option(
@@ -105,54 +107,56 @@ def _as_text(option, given):
     multiple=True,
     metavar="FILE",
     type=click.Path(),
-    help=f"{FORMATS_HELP} May be repeated.",
+    help=f"Training data: {DATA_HELP} May be repeated.",
 )
 @click.option(
     "--eval",
     metavar="FILE",
     type=click.Path(),
-    help="Evaluation data, in the same formats as --train. The model that is best on them is kept.",
+    help="Evaluation data, in the formats of --train. The model that scores best on it is kept.",
 )
 @click.option(
     "--loss",
     required=True,
     metavar="NAME",
-    help="Loss to train with; one that does not fit the data is refused with a list of those"
-    " that do.",
+    help="Loss to train with. If it does not fit the data, the error lists the losses that do.",
 )
 @click.option(
     "--output", required=True, metavar="DIR", type=PLACE, help="Folder for the trained model."
 )
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
-@click.option("--eval-columns", metavar="NAMES", help="The same for --eval. Default: as --columns.")
-@file_format
 @click.option(
-    "--skip-bad-rows", is_flag=True, help="Leave out rows that do not fit, and say which."
+    "--eval-columns", metavar="NAMES", help="Columns of the --eval file. Default: as --columns."
 )
+@file_format
+@click.option("--skip-bad-rows", is_flag=True, help="Skip malformed rows, and report which.")
 @click.option("--score-range", type=Range(), help="Map scores from LOW..HIGH to 0..1.")
 @click.option(
     "--architecture",
     type=click.Choice(CHOICES["architecture"]),
     default="bi-encoder",
-    help="A vector per text, or a score per pair of texts.",
+    help="A bi-encoder gives a vector per text, a cross-encoder a score per pair of texts.",
 )
 @click.option(
     "--pooling",
     type=click.Choice(list(POOLINGS)),
-    help="Pooling of token embeddings. Default: the model's.",
+    help="Pooling of the token embeddings. Default: the model's.",
 )
-@click.option("--dense", type=COUNT, metavar="WIDTH", help="Add a dense layer of this width.")
+@click.option(
+    "--dense", type=COUNT, metavar="WIDTH", help="Add a dense layer with this output width."
+)
 @PROMPT
 @click.option(
     "--lora",
     type=COUNT,
     metavar="RANK",
-    help="Train LoRA matrices of this rank in place of the transformer's weights (needs peft).",
+    help="Train LoRA matrices of this rank instead of the weights of the transformer (needs the"
+    " package peft).",
 )
 @click.option(
     "--gradient-checkpointing",
     is_flag=True,
-    help="Less memory, at the cost of one more forward pass per step.",
+    help="Save memory at the cost of a second forward pass per step.",
 )
 @click.option(
     "--weights", type=click.Choice(CHOICES["weights"]), default="fp32", help="Dtype of the weights."
@@ -162,7 +166,8 @@ def _as_text(option, given):
     "--matryoshka",
     type=Widths(),
     default=(),
-    help="Train prefixes of these widths; the whole embedding only if its width is listed.",
+    help="Train prefixes of the embeddings with these widths (Matryoshka). The full width is only"
+    " trained if it is listed.",
 )
 @click.option(
     "--loss-option",
@@ -170,22 +175,22 @@ def _as_text(option, given):
     type=Setting(),
     multiple=True,
     callback=by_name,
-    help="An option of the loss, such as temperature=0.05. May be repeated.",
+    help="Option of the loss, such as temperature=0.05. May be repeated.",
 )
 @click.option(
     "--learn",
     multiple=True,
     metavar="NAME",
-    help="A loss option to learn: temperature, scale or bias. May be repeated.",
+    help="Option of the loss to learn: temperature, scale or bias. May be repeated.",
 )
 @click.option(
     "--loss-learning-rate",
     type=POSITIVE,
     help="Learning rate of the loss's own parameters. Default: as --learning-rate.",
 )
-@click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the data.")
+@click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the training data.")
 @click.option(
-    "--max-steps", type=COUNT, metavar="STEPS", help="Optimizer steps, in place of --epochs."
+    "--max-steps", type=COUNT, metavar="STEPS", help="Optimizer steps, instead of --epochs."
 )
 @click.option(
     "--batch-size",
@@ -201,20 +206,24 @@ def _as_text(option, given):
     help="Encode at most this many texts at a time (GradCache). Default: the whole batch.",
 )
 @click.option(
-    "--accumulate", type=COUNT, default=1, metavar="BATCHES", help="Batches per optimizer step."
+    "--accumulate",
+    type=COUNT,
+    default=1,
+    metavar="BATCHES",
+    help="Batches per optimizer step (gradient accumulation).",
 )
 @click.option("--learning-rate", type=POSITIVE, default=5e-5, help="Peak learning rate.")
 @click.option(
     "--warmup",
     type=click.FloatRange(0),
     default=0.1,
-    help="Warm-up steps: their number, or below 1 their share of all steps.",
+    help="Steps of warm-up; a value below 1 is a fraction of all steps.",
 )
 @click.option(
     "--schedule",
     default="linear",
     metavar="NAME",
-    help="Learning-rate schedule, as transformers names it: linear, cosine, constant, ...",
+    help="Learning-rate schedule, by its name in transformers: linear, cosine, constant, ...",
 )
 @click.option(
     "--weight-decay", type=click.FloatRange(0), default=0.0, help="Weight decay of AdamW."
@@ -224,49 +233,51 @@ def _as_text(option, given):
     "--precision",
     type=click.Choice(CHOICES["precision"]),
     default="fp32",
-    help="Dtype of the computation (autocast).",
+    help="Dtype of the computation: bf16 and fp16 use autocast.",
 )
 @SEED
 @click.option(
     "--eval-steps",
     type=COUNT,
     metavar="STEPS",
-    help="Steps between evaluations. Default: as --checkpoint-steps, else once per epoch.",
+    help="Steps between evaluations. Default: as --checkpoint-steps, or once per epoch.",
 )
 @click.option(
     "--checkpoint-steps",
     type=COUNT,
     metavar="STEPS",
-    help="Steps between checkpoints, a multiple of --eval-steps; each new best model of --eval is"
-    " saved too. Default: as --eval-steps, else once per epoch.",
+    help="Steps between checkpoints, a multiple of --eval-steps. A new best model is saved too."
+    " Default: as --eval-steps, or once per epoch.",
 )
 @click.option(
     "--checkpoint-minutes",
     type=POSITIVE,
     default=10.0,
     metavar="MINUTES",
-    help="Also save whenever this many minutes of training have passed.",
+    help="Also save a checkpoint after this many minutes of training without one.",
 )
 @click.option(
     "--checkpoints",
     metavar="DIR",
     type=PLACE,
-    help="Folder for checkpoints. Default: OUTPUT-checkpoints beside the output, or a folder inside"
-    " the output where nothing can be written beside it.",
+    help="Folder for checkpoints. Default: OUTPUT-checkpoints, or OUTPUT/checkpoints if nothing can"
+    " be written next to OUTPUT.",
 )
-@click.option("--keep-checkpoints", is_flag=True, help="Keep the checkpoints of a finished run.")
+@click.option(
+    "--keep-checkpoints", is_flag=True, help="Keep the checkpoints after the run has finished."
+)
 @click.option(
     "--logging-steps",
     type=COUNT,
     default=10,
     metavar="STEPS",
-    help="Steps between lines of the log.",
+    help="Steps between log entries.",
 )
 @click.option(
     "--best-metric",
     metavar="NAME",
-    help="Metric that chooses the best model; a wrong name lists those of the data. Default: by the"
-    " columns, such as spearman_cosine for scores.",
+    help="Metric that selects the best model. An unknown name lists the metrics of the data."
+    " Default: by the columns, such as spearman_cosine for scores.",
 )
 @click.option(
     "--early-stopping",
@@ -278,34 +289,46 @@ def _as_text(option, given):
     "--report-to",
     default="none",
     metavar="NAMES",
-    help="Where metrics are reported: tensorboard, wandb, ..., several with commas, or all.",
+    help="Where to report metrics: none, all, or names such as tensorboard,wandb.",
 )
 @click.option("--resume", is_flag=True, help="Continue from the last complete checkpoint.")
 @click.option(
-    "--overwrite", is_flag=True, help="Start afresh and remove an earlier run's checkpoints."
+    "--overwrite", is_flag=True, help="Start again, and remove the checkpoints of an earlier run."
 )
-@click.option("--dry-run", is_flag=True, help="Check everything, show what would be done, and end.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check options and data, show what would be done, and exit."
+)
 @click.option(
     "--push-to-hub",
     metavar="NAME",
-    help="Upload the trained model to the hub under this name, such as owner/model.",
+    help="Upload the trained model to the Hugging Face hub under this name, such as owner/model.",
 )
 @click.option(
     "--progress/--no-progress", default=True, help="Print a line every --logging-steps steps."
 )
-@click.option("--verbose", is_flag=True, help="Add gradient norm and epoch to each line.")
+@click.option("--verbose", is_flag=True, help="Add the gradient norm and the epoch to each line.")
 @CPU
 @TRUST
 @PICKLE
 def train(dry_run, **options):
     """Train an encoder on texts in files.
 
-    The columns decide the losses: (sentence1, sentence2, score) cosent, angle, cosine_regression;
-    (anchor, positive[, negative, ...]) info_nce, decoupled_contrastive, full_triplet, siglip,
-    triplet_margin; (sentence1, sentence2, label) classification; (text, label) siglip, matrix_mse,
-    matrix_cross_entropy, cosent_matrix, sup_con, nt_xent, multi_similarity, circle,
-    batch_hard_triplet. A cross-encoder takes pairs: cosent, cross_entropy, regression. Rows with
-    equal values in a column `together` are put into one batch.
+    The columns of the data determine which losses can be trained:
+
+    \b
+    sentence1, sentence2, score
+        cosent, angle, cosine_regression
+    anchor, positive[, negative, ...]
+        info_nce, decoupled_contrastive, full_triplet, siglip, triplet_margin
+    sentence1, sentence2, label
+        classification
+    text, label
+        siglip, matrix_mse, matrix_cross_entropy, cosent_matrix, sup_con,
+        nt_xent, multi_similarity, circle, batch_hard_triplet
+    sentence1, sentence2, score or label, with --architecture cross-encoder
+        cosent, cross_entropy, regression
+
+    Rows with equal values in a column `together` are put into one batch.
 
     Example: fastsim train --train train.csv --eval dev.csv --loss cosent --output model
     --columns sentence1,sentence2,score
@@ -317,8 +340,8 @@ def train(dry_run, **options):
     from fastsim.training.options import Options
     from fastsim.training.run import train as run
 
-    files = options["train"]
-    options["train"] = files[0] if len(files) == 1 else list(files)
+    paths = options["train"]
+    options["train"] = paths[0] if len(paths) == 1 else list(paths)
     result = run(Options(**options), dry_run=dry_run)
     if dry_run or not PartialState().is_main_process:
         return

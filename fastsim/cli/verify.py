@@ -1,4 +1,4 @@
-"""`fastsim verify`: which kernels are right on a device, and how fast."""
+"""`fastsim verify`: which kernels are correct on a device, and how fast."""
 
 import click
 import torch
@@ -8,11 +8,14 @@ from fastsim.training.counted import counted
 from fastsim.verify import run
 
 
-def candidates(device, wanted):
-    """(names of the backends to be checked on the device, sentences why others are not)."""
+def checkable(device, chosen):
+    """(names of the backends that can be checked on the device, why the others cannot).
+
+    chosen: names of backends; empty: all of those that need a verdict.
+    """
     names, reasons = [], []
     for name in backends():
-        if not get(name).by_verdict or (wanted and name not in wanted):
+        if not get(name).by_verdict or (chosen and name not in chosen):
             continue
         try:
             reason = get(name).unsupported_reason(torch.empty(1, device=device))
@@ -29,31 +32,31 @@ def _device(name):
     try:
         return torch.device(name)
     except RuntimeError as error:
-        wanted = "wanted a device as torch names it, such as cuda:0"
+        wanted = "wanted the name of a device in torch, such as cuda:0"
         raise ValueError(f"--device: {wanted}, got {name!r}") from error
 
 
-def lines(device, wanted=(), kinds=(), dtypes=(), jobs=None):
-    """What is said while kinds of loss and dtypes are checked; without names, all of them.
+def lines(device, backend=(), kinds=(), dtypes=(), jobs=None):
+    """Checks kinds of loss and dtypes and yields the lines of the report; empty: all of them.
 
-    jobs: checks at once, by default as many as the machine has the means for. ClickException where
-    nothing can be checked: a script is not to take that for kernels that are right.
+    jobs: checks at a time, by default as many as cores and memory allow. ClickException if nothing
+    can be checked, so that a script does not take that for success.
     """
     device = _device(device)
     for kind in kinds:
         if kind not in run.KINDS:
             raise ValueError(f"--kind: wanted one of {', '.join(run.KINDS)}, got {kind!r}")
-    asked = kinds or run.KINDS, [getattr(torch, dtype) for dtype in dtypes] or run.DTYPES
-    names, reasons = candidates(device, wanted)
+    dtypes = [getattr(torch, dtype) for dtype in dtypes] or run.DTYPES
+    names, reasons = checkable(device, backend)
     yield from (f"not checked: {reason}" for reason in reasons)
-    checks = [*run.checks_of(device, names, *asked)]
+    checks = [*run.checks_of(device, names, kinds or run.KINDS, dtypes)]
     if not checks:
         raise click.ClickException(
-            f"nothing was checked: no kernel that was asked for can run on {str(device)!r}"
+            f"nothing was checked: none of the chosen kernels can run on {str(device)!r}"
         )
     jobs = min(jobs or run.most_at_once(device), len(checks))
-    yield f"{counted(len(checks), 'check')}, {jobs} at once"
+    yield f"{counted(len(checks), 'check')}, {jobs} at a time"
     for verdict in run.verdicts_of(checks, jobs):
-        of = verdict.key
-        precision = f" ({of['precision']})" if of["precision"] else ""
-        yield f"{of['backend']:<7} {of['kind']:<17} {of['dtype']}{precision}: {verdict.sentence}"
+        key = verdict.key
+        precision = f" ({key['precision']})" if key["precision"] else ""
+        yield f"{key['backend']:<7} {key['kind']:<17} {key['dtype']}{precision}: {verdict.sentence}"

@@ -1,4 +1,4 @@
-"""What an encoder is given, checked."""
+"""Checks of the arguments of encoders."""
 
 import os
 from collections.abc import Mapping
@@ -7,53 +7,55 @@ import torch
 
 from fastsim.checks import int_of
 
+_NO_LIMIT = 10**6  # tokens; tokenizers without a limit have a huge one
+
 
 def check_model(model, tokenizer):
-    """TypeError for what is no module, and no function of texts."""
+    """TypeError unless the model is a torch module and the tokenizer a callable."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: wanted a transformers model, got {type(model).__name__}")
     if not callable(tokenizer):
         raise TypeError(f"tokenizer: wanted a tokenizer, got {type(tokenizer).__name__}")
 
 
-def longest(model, tokenizer, max_length=None, *, pair=False, name="max_length"):
-    """Tokens that a text, or a pair of texts, may have: max_length, else what model and tokenizer
-    allow, or None where neither says. TypeError, ValueError for a max_length that leaves a text no
-    token, or is more than they allow; `name` is what they call it.
+def checked_length(model, tokenizer, max_length=None, *, pair=False, name="max_length"):
+    """The maximum number of tokens of a text, or of a pair: max_length, or by default the limit.
+
+    The limit is that of model and tokenizer; None if they have none. TypeError, ValueError for a
+    max_length above the limit or too small for any token of a text. name: of the argument.
     """
-    most = _most(model, tokenizer)
+    limit = _limit(model, tokenizer)
     if max_length is None:
-        return most if most < 10**6 else None
-    # Told to cut below its special tokens, a tokenizer cuts nothing.
+        return limit if limit < _NO_LIMIT else None
+    # A tokenizer truncates nothing if the length is below that of its special tokens.
     least = tokenizer.num_special_tokens_to_add(pair=pair) + 1 + pair
     max_length = int_of(name, max_length)
-    if not least <= max_length <= most:
-        wanted = f"{least} to {most} tokens" if most < 10**6 else f"at least {least} tokens"
+    if not least <= max_length <= limit:
+        wanted = f"{least} to {limit} tokens" if limit < _NO_LIMIT else f"at least {least} tokens"
         raise ValueError(f"{name}: wanted {wanted}, got {max_length}")
     return max_length
 
 
-def fitting_length(model, tokenizer, saved, *, pair=False):
-    """The length that a folder says, at most what model and tokenizer allow; None where it says
-    none.
-    """
+def saved_length(model, tokenizer, saved, *, pair=False):
+    """The length in a model's folder, cut to the limit of model and tokenizer; None stays None."""
     if saved is None:
         return None
-    fitting = min(saved, _most(model, tokenizer))
-    return longest(model, tokenizer, fitting, pair=pair, name="max_seq_length")
+    length = min(saved, _limit(model, tokenizer))
+    return checked_length(model, tokenizer, length, pair=pair, name="max_seq_length")
 
 
-def _most(model, tokenizer):
+def _limit(model, tokenizer):
+    """The most tokens that model and tokenizer allow; a huge number if they have no limit."""
     positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is None or positions < 1:  # XLNet says -1: it has no limit
+    if positions is None or positions < 1:  # XLNet has -1, for no limit
         return tokenizer.model_max_length
     return min(tokenizer.model_max_length, positions - _first_position(model))
 
 
 def _first_position(model):
-    """The position of a text's first token: of RoBERTa and its kin that after the padding's.
+    """The position of the first token of a text: 0, but in RoBERTa and its kin after the padding's.
 
-    These have the number of the padding beside their table of positions, and in it.
+    Those models have the index of the padding both in their table of positions and next to it.
     """
     for module in model.modules():
         padding = getattr(module, "padding_idx", None)
@@ -64,15 +66,15 @@ def _first_position(model):
 
 
 def pad_with_end(tokenizer):
-    """A tokenizer without a padding token pads with its end token; ValueError without either."""
+    """Let a tokenizer without a padding token pad with its end token; ValueError without either."""
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise ValueError("tokenizer: wanted a padding or an end token, got neither")
+            raise ValueError("tokenizer: wanted one with a padding or an end token, got neither")
         tokenizer.pad_token = tokenizer.eos_token
 
 
 def listed(name, values, kind, what):
-    """An iterable of `kind`, called `what`, as a list; TypeError for anything else."""
+    """An iterable of `kind`, which messages call `what`, as a list; TypeError for anything else."""
     if isinstance(values, str):
         raise TypeError(f"{name}: wanted a list of {what}, got one str")
     try:
@@ -105,7 +107,7 @@ def check_text(name, value):
 
 
 def checked_prompts(name, prompts):
-    """{name: text} as a dict of its own; None: an empty one."""
+    """A copy of {name: text}; None: an empty dict."""
     prompts = {} if prompts is None else prompts
     if not isinstance(prompts, Mapping):
         raise TypeError(f"{name}: wanted {{name: text}}, got {type(prompts).__name__}")
@@ -121,7 +123,7 @@ def positive_or_none(name, value):
 
 
 def checked_devices(devices):
-    """Names of devices of this machine, or torch.devices, as a list; None stays None."""
+    """A list of devices of this machine, given by name or as torch.device; None stays None."""
     if devices is None:
         return None
     devices = listed("devices", devices, (str, torch.device), "device names")
@@ -130,10 +132,10 @@ def checked_devices(devices):
     for device in devices:
         try:
             count = torch.get_device_module(device).device_count()
-            here = (torch.device(device).index or 0) < count
-        except (RuntimeError, AttributeError):  # no name of a device; "meta"
-            here = False
-        if not here:
+            exists = (torch.device(device).index or 0) < count
+        except (RuntimeError, AttributeError):  # not the name of a device; "meta"
+            exists = False
+        if not exists:
             raise ValueError(
                 f"devices: wanted devices of this machine, such as 'cpu', got {str(device)!r}"
             )
@@ -141,6 +143,6 @@ def checked_devices(devices):
 
 
 def check_path(name, value):
-    """TypeError for what is neither a str nor a path."""
+    """TypeError for anything but a str or a path."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name}: wanted a str or a path, got {type(value).__name__}")

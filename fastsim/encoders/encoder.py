@@ -1,7 +1,7 @@
-"""A text encoder: tokenizer, transformer, pooling, an optional head; one vector per text.
+"""Text encoders: a tokenizer, a transformer, pooling and an optional head; one vector per text.
 
-Folders are those of sentence-transformers, read and written: `modules.json` names the parts, each
-part has its folder. A plain transformers folder is read too.
+Folders have the layout of sentence-transformers: `modules.json` names the parts, and each part has
+a folder. A plain transformers folder can be read too.
 """
 
 import copy
@@ -18,10 +18,10 @@ from fastsim.encoders.arguments import (
     check_path,
     check_text,
     checked_devices,
+    checked_length,
     checked_prompts,
     checked_texts,
     listed,
-    longest,
     pad_with_end,
     positive_or_none,
 )
@@ -44,23 +44,23 @@ __all__ = ["EMBEDDED", "POOLINGS", "Dense", "Encoder", "ModelError", "Normalize"
 
 
 class Encoder(nn.Module):
-    """Texts to vectors: transformer, pooling, head.
+    """Maps texts to vectors: transformer, pooling, head.
 
     Args:
         model: a transformers model whose first output is the token states (N, T, D).
         tokenizer: its tokenizer.
         pooling: one of `POOLINGS`.
         head: modules after the pooling (`Dense`, `Normalize`), in order.
-        max_length: tokens per text, longer texts are cut; by default what model and tokenizer
-            allow.
+        max_length: tokens per text, longer texts are truncated; None: the limit of model and
+            tokenizer.
         lower_case: whether texts are lower-cased before the tokenizer.
-        prompts: {name: text put before a text}.
-        default_prompt: the name of the prompt that `encode` takes when none is given.
+        prompts: {name: text that is put before a text}.
+        default_prompt: the name of the prompt that `encode` uses if none is given.
         include_prompt: whether the tokens of a prompt take part in the pooling.
-        similarity: one of `SIMILARITIES`; the saved folder says that embeddings are compared by it,
-            nothing here depends on it.
-        truncate_dim: how many numbers of an embedding `encode` keeps; None: all. `forward` gives
-            all in any case.
+        similarity: one of `SIMILARITIES`, by which the embeddings are meant to be compared. It is
+            only written to the folder, and read from it.
+        truncate_dim: the width to which `encode` truncates embeddings; None: the full width.
+            `forward` does not truncate.
 
     Raises:
         TypeError, ValueError: for arguments that do not fit.
@@ -91,7 +91,7 @@ class Encoder(nn.Module):
         check_model(model, tokenizer)
         check_choice("pooling", pooling, tuple(POOLINGS))
         head = listed("head", head, (Dense, Normalize), "Dense or Normalize")
-        limit = longest(model, tokenizer, max_length)
+        limit = checked_length(model, tokenizer, max_length)
         prompts = checked_prompts("prompts", prompts)
         if default_prompt is not None and default_prompt not in list(prompts):
             raise ValueError(f"default_prompt: wanted a name in prompts, got {default_prompt!r}")
@@ -108,7 +108,7 @@ class Encoder(nn.Module):
         self.prompts, self.default_prompt = prompts, default_prompt
         self.include_prompt = include_prompt
         self.similarity, self.truncate_dim = similarity, truncate_dim
-        # transformers hands models over in evaluation mode: the whole is in one mode.
+        # All of it in the mode of the model: transformers loads models in evaluation mode.
         self.train(model.training)
 
     @property
@@ -129,22 +129,22 @@ class Encoder(nn.Module):
 
     @property
     def device(self):
-        """Where the parameters are."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def tokenize(self, texts, prompt=""):
-        """Texts as the tensors of `forward`, padded to the longest, on the CPU.
+        """The input of `forward`: tensors on the CPU, padded to the longest text.
 
-        prompt: a text put before each of them.
+        prompt: a text put before each text.
         """
         check_text("prompt", prompt)
         features = self._tokenize([prompt + text for text in checked_texts("texts", texts)])
         if prompt and not self.include_prompt:
-            # The prompt's tokens without the one that ends a text, where the tokenizer has one.
-            own, empty = self._ids(prompt), self._ids("")
-            ends = own[-1:] == empty[-1:]
+            # Without the end token, which follows the text and not the prompt.
+            prompt_ids, empty_ids = self._ids(prompt), self._ids("")
+            has_end = prompt_ids[-1:] == empty_ids[-1:]
             mask = features["attention_mask"]
-            skipped = mask.cumsum(1) <= len(own) - int(ends)
+            skipped = mask.cumsum(1) <= len(prompt_ids) - int(has_end)
             features["pooling_mask"] = mask.masked_fill(skipped, 0)
         return features
 
@@ -154,23 +154,23 @@ class Encoder(nn.Module):
         return tokenized(self.tokenizer, texts, max_length=self.max_length)
 
     def _ids(self, text):
-        """The ids of a text's tokens, without padding."""
+        """The token ids of a text, without padding."""
         features = self._tokenize([text])
         return features["input_ids"][features["attention_mask"].bool()].tolist()
 
     def forward(self, features):
-        """Embeddings (N, dim) of `tokenize`'s tensors."""
+        """Embeddings (N, dim) of the tensors of `tokenize`."""
         mask = features["attention_mask"]
-        pooled = features.get("pooling_mask", mask)
+        pooling_mask = features.get("pooling_mask", mask)
         features = {name: value for name, value in features.items() if name != "pooling_mask"}
-        if self._counts_positions():
-            # Without this a decoder with learnt positions counts the padding on the left.
+        if self._needs_positions():
+            # Otherwise a decoder with learnt positions counts the padding on the left.
             features["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
         states = self.model(**features)[0]
-        return self.head(pool(states, pooled, self.pooling, tokens=mask))
+        return self.head(pool(states, pooling_mask, self.pooling, tokens=mask))
 
-    def _counts_positions(self):
-        """Whether token positions must be given: a decoder-only model padded on the left."""
+    def _needs_positions(self):
+        """Whether the model needs token positions: a decoder with padding on the left."""
         bert_like = hasattr(self.model.config, "type_vocab_size")
         if self.tokenizer.padding_side != "left" or bert_like:
             return False
@@ -182,11 +182,11 @@ class Encoder(nn.Module):
         return self.model.get_base_model() if adapted else self.model
 
     def add_lora(self, rank, *, scale=2.0):
-        """Train low-rank additions to the linear layers alone (LoRA, Hu et al. 2021), by peft.
+        """Train only low-rank additions to the linear layers (LoRA, Hu et al. 2021), with peft.
 
-        rank: of each addition; scale: its factor. A saved folder holds the weights with the
-        additions in them, so that it loads without peft. TypeError, ValueError for arguments that
-        do not fit.
+        rank: of the additions; scale: their factor. `save_pretrained` merges them into the weights,
+        so that the folder can be loaded without peft. TypeError, ValueError for arguments that do
+        not fit.
         """
         rank, scale = int_of("rank", rank, 1), float_of("scale", scale)
         check_number("scale", scale, positive=True)
@@ -198,7 +198,7 @@ class Encoder(nn.Module):
             r=rank,
             lora_alpha=scale * rank,
             target_modules="all-linear",
-            # GPT-2's linear layers hold their weights transposed.
+            # The linear layers of GPT-2 store transposed weights.
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in self.model.modules()),
         )
         with warnings.catch_warnings():
@@ -214,16 +214,13 @@ class Encoder(nn.Module):
         return self.encode(texts, **{"prompt": self.prompt_name("document"), **options})
 
     def prompt_of_column(self, column):
-        """The text of the prompt for a column of the data, as `prompt_name` finds it; else that of
-        the default prompt, else "".
-        """
+        """The text of the prompt for a column, else that of the default prompt, else ""."""
         return self.prompts.get(self.prompt_name(column) or self.default_prompt, "")
 
     def prompt_name(self, part):
-        """The name of the prompt for a column, or for the "query" or "document" of a search; None
-        where there is none.
+        """The name of the prompt for a column, or for the part "query" or "document" of a search.
 
-        Anchors are queries; positives and negatives are documents.
+        Anchors are queries; positives and negatives are documents. None if there is no such prompt.
         """
         check_text("part", part)
         names = [part]
@@ -248,29 +245,29 @@ class Encoder(nn.Module):
     ):
         """Embeddings of a list of texts, without a gradient: (N, encoded_dim) on the CPU.
 
-        Texts are encoded in order of length, so that batches hold little padding, and returned in
-        the order given. To encode in half precision, convert the encoder: `encoder.bfloat16()`.
+        Texts are encoded in order of length, so that batches have little padding; the result has
+        the original order. To encode in half precision, convert the encoder: `encoder.bfloat16()`.
 
         Args:
             texts: an iterable of str.
-            batch_size: how many texts are encoded at a time.
-            prompt: a name in `prompts`, or a text, put before each text; by default
+            batch_size: texts to encode at a time.
+            prompt: a name in `prompts`, or a text to put before each text; None: the
                 `default_prompt`.
-            normalize: whether rows are divided by their norms.
-            progress: a progress bar on the error stream; by default where that is a terminal and
-                there is more than one batch.
+            normalize: whether to divide rows by their norms.
+            progress: whether to show a progress bar on the error stream; None: if that is a
+                terminal and there is more than one batch.
             dtype: of the result; float16 halves its memory.
-            to_numpy: whether a numpy array is returned in place of a tensor.
-            devices: where to encode, a process each: `["cuda:0", "cuda:1"]`, or `["cpu"] * 4`,
-                which share the threads. A script that asks for it needs the line
-                `if __name__ == "__main__":`, as processes are started afresh. None: in this
-                process, on the encoder's device.
-            truncate_dim: how many numbers of each embedding are kept, before `normalize`; by
-                default the encoder's `truncate_dim`.
+            to_numpy: whether to return a numpy array instead of a tensor.
+            devices: the devices to encode on, with a process each: `["cuda:0", "cuda:1"]`, or
+                `["cpu"] * 4`, which share the threads. The processes import the main script, which
+                therefore needs the line `if __name__ == "__main__":`. None: this process, on the
+                encoder's device.
+            truncate_dim: the width to which embeddings are truncated, before `normalize`; None: the
+                encoder's `truncate_dim`.
 
         Returns:
-            (N, encoded_dim), or as wide as truncate_dim says; the same batches and so the same
-            values for any devices of one kind.
+            (N, encoded_dim), or (N, truncate_dim). The values do not depend on the number of
+            devices of one kind, as the batches are the same.
 
         Raises:
             TypeError, ValueError: for arguments that do not fit.
@@ -283,7 +280,7 @@ class Encoder(nn.Module):
         check_choice("progress", progress, (None, False, True))
         check_choice("dtype", dtype, FLOATING)
         if to_numpy and dtype == torch.bfloat16:
-            raise ValueError("dtype: wanted one that numpy has, such as float16, got bfloat16")
+            raise ValueError("dtype: wanted a dtype of numpy, such as float16, got bfloat16")
         devices = checked_devices(devices)
         truncate_dim = positive_or_none("truncate_dim", truncate_dim)
         from tqdm.auto import tqdm
@@ -292,18 +289,20 @@ class Encoder(nn.Module):
         prompt = self.default_prompt if prompt is None else prompt
         prefix = "" if prompt is None else self.prompts.get(prompt, prompt)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        batches = ([texts[row] for row in rows] for rows in places)
+        row_batches = [
+            order[start : start + batch_size] for start in range(0, len(order), batch_size)
+        ]
+        batches = ([texts[row] for row in rows] for rows in row_batches)
         if devices is None or not texts:
-            found = encode_batches(self, batches, prefix)
+            encoded = encode_batches(self, batches, prefix)
         else:
-            found = encode_in_processes(self, batches, prefix, devices)
-        # tqdm: disable=None hides the bar where the stream is no terminal
-        hidden = True if len(places) < 2 and progress is None else None
+            encoded = encode_in_processes(self, batches, prefix, devices)
+        # For tqdm, disable=None hides the bar unless the stream is a terminal.
+        hidden = True if len(row_batches) < 2 and progress is None else None
         hidden = not progress if progress is not None else hidden
-        bar = tqdm(places, desc="encode", unit="batch", disable=hidden)
+        bar = tqdm(row_batches, desc="encode", unit="batch", disable=hidden)
         result = torch.empty(len(texts), width, dtype=dtype)
-        for rows, vectors in zip(bar, found, strict=True):
+        for rows, vectors in zip(bar, encoded, strict=True):
             vectors = vectors[:, :width]
             if normalize:
                 vectors = nn.functional.normalize(vectors, dim=1)
@@ -325,15 +324,15 @@ class Encoder(nn.Module):
 
         Args:
             name: a folder; or `EMBEDDED`, the bundled model; or a name on the hub.
-            pooling: None: the folder's; of a plain folder "mean", or "last" for a model that reads
-                from left to right.
+            pooling: one of `POOLINGS`; None: as in the folder, or for a plain folder "mean", or
+                "last" for a model that reads from left to right.
             dense: the width of a new `Dense` layer after the folder's head; None: no such layer.
-            max_length: tokens per text; None: the folder's, of a plain folder the most possible.
-            trust_remote_code: whether code of the folder may run.
+            max_length: tokens per text; None: as in the folder, or for a plain folder the limit.
+            trust_remote_code: whether code in the folder may run.
             allow_pickle: whether weights other than safetensors may be read.
 
         Raises:
-            ModelError, which is a ValueError: where it cannot be loaded.
+            ModelError, which is a ValueError: if it cannot be loaded.
             TypeError, ValueError: for other arguments that do not fit.
         """
         if pooling is not None:
@@ -345,7 +344,7 @@ class Encoder(nn.Module):
         elif any((folder / f"{part}config.json").is_file() for part in ("", "adapter_")):
             parts = {"transformer": folder}
         else:
-            raise ModelError(f"model: {str(name)!r} holds neither modules.json nor config.json")
+            raise ModelError(f"model: {str(name)!r} has neither modules.json nor config.json")
         transformer = parts.pop("transformer")
         model, tokenizer = load_transformer(
             "AutoModel",
@@ -360,25 +359,25 @@ class Encoder(nn.Module):
             parts.setdefault("pooling", "last")
         saved = parts.pop("max_length", None)
         max_length = length_of(name, model, tokenizer, max_length, saved)
-        with loading(name):  # what is given here is known to fit
+        with loading(name):  # arguments have been checked: an error is the folder's
             encoder = cls(model, tokenizer, head=head, max_length=max_length, **parts)
         if dense is not None:
             encoder.head.append(Dense(encoder.dim, dense))
         return encoder
 
     def save_pretrained(self, path):
-        """Write a folder that `SentenceTransformer(path)` and `from_pretrained` load.
+        """Write a folder that `SentenceTransformer(path)` and `from_pretrained` can load.
 
-        The files are written to a folder inside `path` and take their places when all are
-        complete, so that a full disk leaves what was there; files of other kinds in an old folder
-        are kept. OSError where it cannot be written.
+        All files are written to a folder inside `path` and then moved into place, so that a full
+        disk leaves the old ones as they were. Other files in the folder are kept. OSError if it
+        cannot be written.
         """
         check_path("path", path)
         with replaced_folder(path) as folder:
             self.write_to(folder)
 
     def write_to(self, folder):
-        """The files of `save_pretrained`, into an existing folder."""
+        """Write the files of `save_pretrained` into an existing folder."""
         model = self.model
         if hasattr(model, "merge_and_unload"):
             model = copy.deepcopy(model).merge_and_unload()

@@ -1,4 +1,4 @@
-"""Folders of models: found, fetched, read and written in sentence-transformers' layout."""
+"""Finds, downloads, reads and writes model folders, in the layout of sentence-transformers."""
 
 import contextlib
 import json
@@ -11,18 +11,18 @@ import torch
 from fastsim.checks import check_choice, check_flags
 from fastsim.encoders.arguments import (
     check_path,
+    checked_length,
     checked_prompts,
-    fitting_length,
     listed,
-    longest,
     positive_or_none,
+    saved_length,
 )
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
 from fastsim.encoders.parts import Dense, Normalize
 from fastsim.encoders.transformer_config import LIMITS, check_names, transformer_settings
 from fastsim.folders import cut_off
 
-_FLAGS = {  # the spelling in folders that every version of sentence-transformers reads
+_FLAGS = {  # the names in folders that every version of sentence-transformers can read
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -35,14 +35,14 @@ _ABOUT = "config_sentence_transformers.json"
 
 
 def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
-    """The folder of a model: `name` itself, that of the bundled model, or a copy from the hub."""
+    """The folder of a model: `name` itself, that of the bundled model, or a download."""
     check_path("model", name)
     check_flags(trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     if os.path.isdir(name):
         if cut_off(name):
             raise ModelError(
-                f"model: a crash cut off the exchange of the files in {str(name)!r}; writing to it"
-                " again finishes it: the same command with --resume, or `save_pretrained`"
+                f"model: writing to {str(name)!r} was interrupted while files were replaced; to"
+                " complete it, write again: the same command with --resume, or `save_pretrained`"
             )
         return Path(name)
     if str(name) == EMBEDDED:
@@ -54,15 +54,15 @@ def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
             ) from error
         return Path(get_model_path())
     if os.path.exists(name):
-        raise ModelError(f"model: wanted a folder, {str(name)!r} is a file")
+        raise ModelError(f"model: wanted a folder, got the file {str(name)!r}")
     from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-    wanted += ["*.py"] if trust_remote_code else []
-    wanted += ["*.bin"] if allow_pickle else []
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    patterns += ["*.py"] if trust_remote_code else []
+    patterns += ["*.bin"] if allow_pickle else []
     try:
-        return Path(snapshot_download(str(name), allow_patterns=wanted))
-    except Exception as error:  # the hub's client has a dozen kinds, from bad name to no network
+        return Path(snapshot_download(str(name), allow_patterns=patterns))
+    except Exception as error:  # of many types, from a wrong name to no network
         raise ModelError(
             f"model: {str(name)!r} is not a folder here, and could not be loaded from the hub"
             f" ({type(error).__name__})"
@@ -70,17 +70,18 @@ def model_folder(name, *, trust_remote_code=False, allow_pickle=False):
 
 
 def load_transformer(kind, folder, *, trust_remote_code=False, allow_pickle=False, **options):
-    """(model, tokenizer) of a folder by transformers' Auto class `kind`, or `ModelError`."""
+    """(model, tokenizer) of a folder, by transformers' Auto class `kind`; or `ModelError`."""
     import transformers
 
     trust = {"trust_remote_code": trust_remote_code}
     folder, adapter = adapted(Path(folder), allow_pickle=allow_pickle, **trust)
     if not any(folder.glob("*.safetensors")):
         _check_pickle(folder, allow_pickle)
-    # An adapter may be trained with a tokenizer of its own.
-    own = adapter is not None and (adapter / "tokenizer_config.json").is_file()
-    with loading(adapter if own else folder):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(adapter if own else folder, **trust)
+    # An adapter may come with the tokenizer that it was trained with.
+    has_tokenizer = adapter is not None and (adapter / "tokenizer_config.json").is_file()
+    tokenizer_folder = adapter if has_tokenizer else folder
+    with loading(tokenizer_folder):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder, **trust)
     with loading(folder):
         config = transformers.AutoConfig.from_pretrained(folder, **trust)
         model = auto_class(kind, config).from_pretrained(
@@ -103,49 +104,53 @@ def _check_pickle(folder, allow_pickle):
     """`ModelError` for a folder without safetensors, unless its pickle files may be read."""
     if not allow_pickle:
         raise ModelError(
-            f"model: {str(folder)!r} has no model.safetensors; weights in pickle files are read"
-            " with allow_pickle=True (--allow-pickle)"
+            f"model: {str(folder)!r} has no model.safetensors; allow_pickle=True (--allow-pickle)"
+            " allows weights in pickle files"
         )
 
 
 def auto_class(kind, config):
-    """transformers' Auto class `kind` for a model; for "AutoModel" of T5 the encoder alone."""
+    """transformers' Auto class `kind` for a model; "AutoModel" of T5 is its encoder only."""
     import transformers
     from transformers.models.auto import modeling_auto
 
-    known = modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-    if kind == "AutoModel" and known.get(config.model_type, "").endswith("EncoderModel"):
+    encoders = modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    if kind == "AutoModel" and encoders.get(config.model_type, "").endswith("EncoderModel"):
         kind = "AutoModelForTextEncoding"
     return getattr(transformers, kind)
 
 
 def adapted(folder, **flags):
-    """(the folder of the weights, that of a LoRA adapter on them or None)."""
+    """(the folder of the weights, the folder of a LoRA adapter for them or None)."""
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return folder, None
     base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise ModelError(f"model: {str(folder)!r} is an adapter that names no base model")
+        raise ModelError(f"model: the adapter {str(folder)!r} names no base model")
     return model_folder(base, **flags), folder
 
 
 def is_decoder(config):
-    """Whether a model reads from left to right, so that its last token has seen the text."""
+    """Whether a model reads from left to right, so that its last token depends on all others."""
     from transformers.models.auto import modeling_auto
 
     kind = config.model_type
     causal = kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    both = kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind == "xlnet"
-    return causal and not both and not getattr(config, "use_bidirectional_attention", False)
+    bidirectional = (
+        kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        or kind == "xlnet"
+        or getattr(config, "use_bidirectional_attention", False)
+    )
+    return causal and not bidirectional
 
 
-def read_parts(folder, *, wanted=("transformer", "pooling"), allow_pickle=False):
-    """The arguments of Encoder in a sentence-transformers folder, the transformer's as a path.
+def read_parts(folder, *, required=("transformer", "pooling"), allow_pickle=False):
+    """The arguments of `Encoder` in a sentence-transformers folder; the transformer is a path.
 
-    wanted: what has to be among them; a cross-encoder's folder has no pooling. allow_pickle:
-    whether a dense layer's weights other than safetensors may be read.
+    required: the parts that must be present; a cross-encoder's folder has no pooling. allow_pickle:
+    whether weights of a dense layer other than safetensors may be read.
     """
-    encodes = "pooling" in wanted
+    is_encoder = "pooling" in required
     parts = {"head": []}
     rows = read_json(folder / "modules.json", list)
     with loading(folder / "modules.json"):
@@ -154,13 +159,15 @@ def read_parts(folder, *, wanted=("transformer", "pooling"), allow_pickle=False)
         kind, path = str(row.get("type", "")), str(row.get("path", ""))
         place = folder / path
         if not place.resolve().is_relative_to(folder.resolve()):
-            raise ModelError(f"model: modules.json of {str(folder)!r} points outside: {path!r}")
-        # PyLate's dense layer is one of tokens: no part of an encoder, though its transformer is.
-        origins = (_THEIRS,) if encodes else (_THEIRS, _PYLATE)
-        if not kind.startswith(origins) or kind.rsplit(".", 1)[-1] not in _PARTS:
             raise ModelError(
-                f"model: {str(folder)!r} has a part {kind!r}, wanted {', '.join(_PARTS)} of"
-                " sentence_transformers"
+                f"model: modules.json of {str(folder)!r} points outside of the folder: {path!r}"
+            )
+        # PyLate's dense layer applies to tokens, so a folder with one is no folder of an encoder.
+        packages = (_THEIRS,) if is_encoder else (_THEIRS, _PYLATE)
+        if not kind.startswith(packages) or kind.rsplit(".", 1)[-1] not in _PARTS:
+            raise ModelError(
+                f"model: wanted the parts {', '.join(_PARTS)} of sentence_transformers, got"
+                f" {kind!r} in {str(folder)!r}"
             )
         kind = kind.rsplit(".", 1)[-1]
         if kind == "Transformer":
@@ -169,14 +176,14 @@ def read_parts(folder, *, wanted=("transformer", "pooling"), allow_pickle=False)
             if limits is not None:
                 config = read_json(limits)
                 with loading(limits):
-                    parts |= transformer_settings(config, scores=not encodes)
+                    parts |= transformer_settings(config, scores=not is_encoder)
         elif kind == "Pooling":
             parts["pooling"], parts["include_prompt"] = _read_pooling(place)
         elif kind == "Dense":
             parts["head"].append(_read_dense(place, allow_pickle=allow_pickle))
         else:
             parts["head"].append(_read_normalize(place))
-    for name in wanted:
+    for name in required:
         if name not in parts:
             raise ModelError(f"model: modules.json of {str(folder)!r} names no {name}")
     config = read_about(folder)
@@ -192,27 +199,27 @@ def read_parts(folder, *, wanted=("transformer", "pooling"), allow_pickle=False)
 
 
 def read_about(folder):
-    """What a sentence-transformers folder says of the whole model: {} for an old one."""
+    """The settings of the whole model in a sentence-transformers folder; {} for an old folder."""
     return read_json(folder / _ABOUT) if (folder / _ABOUT).is_file() else {}
 
 
 def _read_pooling(place):
     config = read_json(place / "config.json")
-    theirs, include = config.get("pooling_mode"), config.get("include_prompt")
+    mode, include = config.get("pooling_mode"), config.get("include_prompt")
     flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_")}
     with loading(place / "config.json"):
         check_choice("include_prompt", include, (None, False, True))
         check_flags(**flags)
-    if theirs is None:
+    if mode is None:
         on = [flag for flag, value in flags.items() if value]
         names = [name for name, flag in _FLAGS.items() if flag in on]
-        known = len(on) == len(names) == 1
     else:
-        on = theirs if isinstance(theirs, list) else [theirs]
-        names = [name for name, other in POOLINGS.items() if other in on]
-        known = len(on) == len(names) == 1
-    if not known:
-        raise ModelError(f"model: {str(place)!r} pools by {on}, wanted one of {list(POOLINGS)}")
+        on = mode if isinstance(mode, list) else [mode]
+        names = [name for name, theirs in POOLINGS.items() if theirs in on]
+    if not len(on) == len(names) == 1:
+        raise ModelError(
+            f"model: wanted a pooling of {', '.join(POOLINGS)}, got {on} in {str(place)!r}"
+        )
     return names[0], include is not False
 
 
@@ -228,13 +235,14 @@ def _read_normalize(place):
 def _read_dense(place, *, allow_pickle):
     config = read_json(place / "config.json")
     if config.get("use_residual"):
-        raise ModelError(f"model: {str(place)!r} is a dense layer with a residual, wanted none")
+        raise ModelError(f"model: wanted a dense layer without a residual, got {str(place)!r}")
     with loading(place / "config.json"):
         check_names(config)
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not str(activation).startswith("torch.nn."):
         raise ModelError(
-            f"model: {str(place)!r} has activation_function {activation!r}, wanted one of torch.nn"
+            f"model: wanted an activation_function of torch.nn, got {activation!r} in"
+            f" {str(place)!r}"
         )
     weights = _read_weights(place, allow_pickle=allow_pickle)
     with loading(place):
@@ -258,13 +266,15 @@ def _read_weights(place, *, allow_pickle):
             return safetensors.torch.load_file(safe)
     _check_pickle(place, allow_pickle)
     if not pickled.is_file():
-        raise ModelError(f"model: {str(place)!r} has no model.safetensors, no pytorch_model.bin")
+        raise ModelError(
+            f"model: {str(place)!r} has neither model.safetensors nor pytorch_model.bin"
+        )
     with loading(pickled):
         return torch.load(pickled, map_location="cpu", weights_only=True)
 
 
 def write_parts(encoder, folder):
-    """The files of an `Encoder`'s folder beside those of transformer and tokenizer."""
+    """Write the files of an `Encoder` besides those of its transformer and tokenizer."""
     width = encoder.width
     flags = {flag: name == encoder.pooling for name, flag in _FLAGS.items()}
     flags["pooling_mode_mean_sqrt_len_tokens"] = False
@@ -290,7 +300,7 @@ def write_parts(encoder, folder):
     if encoder.truncate_dim is not None:
         about["truncate_dim"] = encoder.truncate_dim
     _write_json(folder / _ABOUT, about)
-    # Last, and in the names that every version of sentence-transformers reads.
+    # Written last, with names that every version of sentence-transformers can read.
     rows = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(modules)
@@ -314,30 +324,31 @@ def _write_dense(part, place):
 
 
 def read_json(path, kind=dict):
-    """A JSON file of a model folder that holds one `kind`, or `ModelError`."""
+    """The content of a JSON file in a model folder, of type `kind`; or `ModelError`."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"model: {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(found, kind):
-        got = type(found).__name__
+    if not isinstance(content, kind):
+        got = type(content).__name__
         raise ModelError(f"model: wanted a {kind.__name__} in {str(path)!r}, got {got}")
-    return found
+    return content
 
 
-def length_of(name, model, tokenizer, given, saved, *, pair=False):
-    """Tokens per text: `given`, else what the folder `name` says, cut to what model and tokenizer
-    allow; None where neither does.
+def length_of(name, model, tokenizer, max_length, saved, *, pair=False):
+    """Tokens per text: max_length, else the length saved in the folder `name`, or None.
+
+    A saved length is cut to the limit of model and tokenizer.
     """
-    if given is not None:
-        return longest(model, tokenizer, given, pair=pair)
+    if max_length is not None:
+        return checked_length(model, tokenizer, max_length, pair=pair)
     with loading(name):
-        return fitting_length(model, tokenizer, saved, pair=pair)
+        return saved_length(model, tokenizer, saved, pair=pair)
 
 
 @contextlib.contextmanager
 def loading(place):
-    """Any fault of what a file or folder holds (a value, weights, a vocabulary) as `ModelError`."""
+    """A context that turns any error into a `ModelError` about the file or folder `place`."""
     try:
         yield
     except ModelError:

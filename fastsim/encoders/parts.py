@@ -6,7 +6,7 @@ from torch import nn
 from fastsim.checks import check_choice, check_flags, int_of
 from fastsim.encoders.names import POOLINGS
 
-# Those of torch.nn that need no arguments, have no weights and keep the shape of rows.
+# The activations of torch.nn that need no arguments, have no weights and keep the shape.
 ACTIVATIONS = (
     *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity"),
     *("LeakyReLU", "LogSigmoid", "LogSoftmax", "Mish", "RReLU", "ReLU", "ReLU6", "SELU", "SiLU"),
@@ -15,14 +15,13 @@ ACTIVATIONS = (
 
 
 def pool(states, mask, pooling="mean", *, tokens=None):
-    """One vector per row of token states, padding left out.
+    """One vector (N, D) per row of token states (N, T, D), without padding.
 
-    states (N, T, D); mask (N, T), 1 at real tokens, padding on either side. pooling: one of
-    `POOLINGS`; "weighted_mean" weighs the i-th real token by i. tokens (N, T): by what these are
-    counted, 1 also at tokens that the mask leaves out, such as a prompt's; by default the mask.
-    Returns (N, D), float32 for states of 16 bits (the mean of many tokens needs more), else the
-    states' type; a row without a real token gives 0. TypeError, ValueError for arguments that do
-    not fit.
+    mask (N, T): 1 at the tokens to pool; padding may be on either side. pooling: one of `POOLINGS`;
+    "weighted_mean" weights the i-th token by i. tokens (N, T): the mask by which i is counted; it
+    may include tokens that are not pooled, such as a prompt's. None: the mask. The result is
+    float32 for 16-bit states (a mean of many tokens needs more precision), else it has the dtype of
+    the states. A row without tokens gives 0. TypeError, ValueError for arguments that do not fit.
     """
     check_choice("pooling", pooling, tuple(POOLINGS))
     tokens = mask if tokens is None else tokens
@@ -31,11 +30,11 @@ def pool(states, mask, pooling="mean", *, tokens=None):
             raise TypeError(f"{name}: wanted a torch.Tensor, got {type(value).__name__}")
     if states.dim() != 3:
         raise ValueError(f"states: wanted 3 dimension(s), got shape {tuple(states.shape)}")
-    wanted = tuple(states.shape[:2])
+    shape = tuple(states.shape[:2])
     for name, value in (("mask", mask), ("tokens", tokens)):
-        if value.shape != wanted:
+        if value.shape != shape:
             raise ValueError(
-                f"{name}: wanted shape {wanted} as the states, got {tuple(value.shape)}"
+                f"{name}: wanted shape {shape} as the states, got {tuple(value.shape)}"
             )
     states = states.to(torch.promote_types(states.dtype, torch.float32))
     if pooling in ("cls", "last"):
@@ -74,28 +73,28 @@ class Dense(nn.Module):
         self.activation = getattr(nn, activation)()
 
     def forward(self, x):
-        # Pooling gives float32, also to weights of 16 bits.
+        # The pooled rows are float32 even if the weights have 16 bits.
         return self.activation(self.linear(x.to(self.linear.weight.dtype)))
 
 
 def width_after(head, width):
-    """The width that rows of `width` numbers have after the modules of a head."""
+    """The width of rows after the modules of a head; width: that before them."""
     return [width, *(part.linear.out_features for part in head if isinstance(part, Dense))][-1]
 
 
 def check_widths(head, width):
-    """Each `Dense` of a head takes the width that comes to it."""
+    """ValueError unless each `Dense` of a head takes the width of the part before it."""
     for place, part in enumerate(head):
-        came = width_after(head[:place], width)
-        if isinstance(part, Dense) and part.linear.in_features != came:
+        before = width_after(head[:place], width)
+        if isinstance(part, Dense) and part.linear.in_features != before:
             raise ValueError(
-                f"head[{place}]: wanted {came} in_features, the width before it,"
+                f"head[{place}]: wanted {before} in_features, the width before it,"
                 f" got {part.linear.in_features}"
             )
 
 
 class Normalize(nn.Module):
-    """Unit rows (N, D), as sentence-transformers' module of this name."""
+    """Divides rows (N, D) by their norms, as sentence-transformers' module of this name."""
 
     def forward(self, x):
         return nn.functional.normalize(x, dim=1)

@@ -1,10 +1,10 @@
-"""Texts as what a transformers model takes."""
+"""Tokenizes texts for a transformers model."""
 
 
 def tokenized(tokenizer, *texts, max_length):
-    """The tensors of a list of texts, or of two lists of paired ones, padded to the longest.
+    """The tensors of a list of texts, or of two lists of paired texts, padded to the longest.
 
-    max_length: tokens at which a text or a pair is cut, or None.
+    max_length: the number of tokens to which a text or pair is truncated, or None.
     """
 
     def tensors(padding, limit):
@@ -20,6 +20,6 @@ def tokenized(tokenizer, *texts, max_length):
 
     features = tensors(True, max_length)
     if features["input_ids"].shape[1] == 0:
-        # No text has a token, and the tokenizer adds none: one of padding stands for it.
+        # No text has a token and the tokenizer adds none: use one token of padding.
         features = tensors("max_length", 1)
     return features

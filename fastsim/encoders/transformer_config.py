@@ -1,16 +1,18 @@
-"""What a sentence-transformers folder says of its transformer, beside the weights: how long texts
-are, whether they are lower-cased. Whatever else would change embeddings is refused.
+"""Reads the settings of the transformer in a sentence-transformers folder: length and lower case.
+
+Other settings that would change embeddings are refused.
 """
 
 from fastsim.checks import check_choice
 from fastsim.encoders.arguments import positive_or_none
 
-# Where sentence-transformers looks for it, in this order; the first is written.
+# The names of the file, in the order in which sentence-transformers looks for them. We write the
+# first.
 LIMITS = [
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
-# Task -> (the output of transformers that is taken, the name that the next part knows it by).
+# Task -> (the output of the model that is used, its name for the next part).
 _TASKS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
@@ -19,8 +21,8 @@ _READ = (
     *("max_seq_length", "do_lower_case", "transformer_task", "modality_config"),
     "module_output_name",
 )
-# These change no embedding: places of files, of which sentence-transformers takes its own; how
-# weights come to memory (here they are float32), how attention is computed, a layer after it.
+# Settings that change no embedding: locations of files, how weights are loaded (here as float32),
+# how attention is computed, a layer that is not used.
 _NEUTRAL = (
     *("backend", "cache_dir", "force_download", "local_files_only", "proxies", "revision"),
     *("subfolder", "token", "trust_remote_code", "use_auth_token"),
@@ -28,7 +30,7 @@ _NEUTRAL = (
     *("torch_dtype", "unpad_inputs", "use_cache", "use_fast", "use_safetensors"),
     *("clean_up_tokenization_spaces", "audio", "chat_template", "image", "video"),
 )
-# Keys whose value is {argument: value}, in the names of all versions.
+# Keys whose value is {argument: value}, under the names of all versions.
 _ARGUMENTS = (
     *("model_args", "tokenizer_args", "config_args", "model_kwargs", "processor_kwargs"),
     *("config_kwargs", "processing_kwargs"),
@@ -36,10 +38,10 @@ _ARGUMENTS = (
 
 
 def transformer_settings(config, *, scores=False):
-    """{max_length, lower_case} of a `LIMITS` file's dict.
+    """{max_length, lower_case} from the content of a `LIMITS` file.
 
-    scores: whether a transformer that gives scores is wanted as well. TypeError, ValueError for
-    values that do not fit, and for those that would change embeddings.
+    scores: whether a transformer that returns scores is allowed. TypeError, ValueError for values
+    that do not fit or would change embeddings.
     """
     lower_case = config.get("do_lower_case")
     check_choice("do_lower_case", lower_case, (None, False, True))
@@ -55,7 +57,7 @@ def transformer_settings(config, *, scores=False):
 
 
 def check_names(config):
-    """ValueError where a part after the pooling takes or gives something else than embeddings."""
+    """ValueError if a part after the pooling reads or writes anything but embeddings."""
     for key in ("module_input_name", "module_output_name"):
         check_choice(key, config.get(key), (None, "sentence_embedding"))
 
@@ -65,18 +67,20 @@ def _check_output(config, tasks):
     check_choice("transformer_task", task, (None, *tasks))
     output, name = _TASKS[task or "feature-extraction"]
     check_choice("module_output_name", config.get("module_output_name"), (None, name))
-    ways = config.get("modality_config")
+    modalities = config.get("modality_config")
     text = {"method": "forward", "method_output_name": output}
-    # With a way for messages each text becomes one, by the tokenizer's chat template.
-    if ways is not None and (
-        not isinstance(ways, dict) or "message" in ways or ways.get("text") != text
+    # With 'message' each text would be formatted by the tokenizer's chat template.
+    if modalities is not None and (
+        not isinstance(modalities, dict)
+        or "message" in modalities
+        or modalities.get("text") != text
     ):
         raise ValueError(
-            f"modality_config: wanted no 'message', and as 'text' {text}, got {ways!r}"
+            f"modality_config: wanted no 'message', and {text} as 'text', got {modalities!r}"
         )
 
 
 def _check_unused(where, name, value):
     empty = value is None or value in ({}, [], "")
     if name not in _NEUTRAL and not empty:
-        raise ValueError(f"{where}: wanted none, as it may change embeddings, got {value!r}")
+        raise ValueError(f"{where}: wanted none, since it may change embeddings, got {value!r}")

@@ -1,4 +1,4 @@
-"""The arguments of the registered operators of a tile loss, by name."""
+"""The arguments of the registered operators of a tile loss, as a named tuple."""
 
 from dataclasses import fields
 from operator import attrgetter
@@ -9,17 +9,20 @@ from torch import Tensor
 from fastsim.kinds import KINDS
 from fastsim.operators import schema_of
 from fastsim.pairs import Factors, Guide, Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 class TileArguments(NamedTuple):
-    """A tile loss over the scores of x and y; the schema of the operators is made of these fields.
+    """A tile loss over the scores of x and y. The schema of the operators is made of these fields.
 
-    Fields named as in `Tile`, `Pairs`, `Guide` (`guide_...`) and `Factors` (`factor_...`) hold what
-    those hold. Tensors come first. y: None for x itself. weights: those of the losses, (N,), or ()
-    where all are equal; None asks for the losses themselves. observed: whether `Tile.seen` is asked
-    for, which is then returned last. wants: which gradients, of x, y, scale and bias. backend: its
-    name.
+    A field has the meaning of the field of the same name in `TileLoss`, `Pairs`, `Guide`
+    (`guide_...`) or `Factors` (`factor_...`). Tensors come first. The others:
+
+    y: None to compare x with itself.
+    weights: those of the losses, (N,), or () if all are equal; None asks for the losses themselves.
+    with_metrics: whether the operator also returns `TileLoss.row_metrics`, last.
+    needs_grad: which of x, y, scale and bias need a gradient.
+    backend: its name.
     """
 
     x: Tensor
@@ -58,11 +61,11 @@ class TileArguments(NamedTuple):
     cosine: bool
     base: float
     hardness: float
-    observed: bool
-    wants: list[bool]
+    with_metrics: bool
+    needs_grad: list[bool]
     backend: str
 
-    # Methods, since torch.compile of torch 2.10 does not trace properties of a named tuple.
+    # Methods: torch.compile of torch 2.10 does not trace the properties of a named tuple.
 
     def tensors(self):
         """The fields that are tensors or None."""
@@ -73,21 +76,21 @@ class TileArguments(NamedTuple):
         return self[TENSORS:]
 
     def finds_gradients(self):
-        """Whether the forward pass finds the gradients of the inputs too, rather than a state.
+        """Whether the forward pass computes the gradients of the inputs, instead of a state.
 
-        It does where the weights of the losses are known and every score is this process's own.
-        It does not depend on sizes: what the operators return has to be known before sizes are.
+        It does if the weights of the losses are known and all scores belong to this process. Sizes
+        have no influence: torch.compile has to know what an operator returns before it knows them.
         """
         known = self.weights is not None or KINDS[self.kind].whole_matrix
-        return any(self.wants) and known and not self.group
+        return any(self.needs_grad) and known and not self.group
 
     def tile(self, number):
-        """The `Tile`, its scale and bias as `number` makes them of 0-d tensors."""
+        """The `TileLoss`; `number` converts its scale and bias, which are 0-d tensors here."""
         named = dict(zip(_PAIRS, _pairs_of(self), strict=True))
         columns = {}
-        for of_rows, of_columns in _SAME:
-            own = getattr(self, of_columns)
-            columns[of_columns] = getattr(self, of_rows) if own is None else own
+        for of_rows, of_columns in _SHARED:
+            value = getattr(self, of_columns)
+            columns[of_columns] = getattr(self, of_rows) if value is None else value
         named |= {name: found for name, found in columns.items() if name in named}
         guide = factors = None
         if self.guide_rows is not None:
@@ -95,7 +98,7 @@ class TileArguments(NamedTuple):
         if self.factor_rows is not None:
             columns_of = columns["factor_columns"]
             factors = Factors(self.factor_rows, columns_of, self.factor_cosine)
-        return Tile(
+        return TileLoss(
             pairs=Pairs(**named, guide=guide, factors=factors),
             scale=number(self.scale),
             bias=number(self.bias),
@@ -109,13 +112,13 @@ SCHEMA = schema_of(TileArguments)
 _PAIRS = tuple(f.name for f in fields(Pairs) if f.name in TileArguments._fields)
 _TILE = tuple(
     f.name
-    for f in fields(Tile)
+    for f in fields(TileLoss)
     if f.name in TileArguments._fields and f.name not in ("scale", "bias")
 )
 _pairs_of, _tile_of = attrgetter(*_PAIRS), attrgetter(*_TILE)
-# The tensors of columns are None where they are the rows' own: torch.compile does not trace a
-# function that is given one tensor twice.
-_SAME = (
+# If columns and rows share a tensor, that of the columns is None: torch.compile does not trace a
+# function that gets the same tensor twice.
+_SHARED = (
     ("row_ids", "column_ids"),
     ("row_groups", "column_groups"),
     ("guide_rows", "guide_columns"),
@@ -123,8 +126,8 @@ _SAME = (
 )
 
 
-def tile_arguments(tile, x, y, scale, bias, weights, wants, backend):
-    """The `TileArguments` of a tile, whose own scale and bias are left out."""
+def tile_arguments(tile, x, y, scale, bias, weights, needs_grad, backend):
+    """The `TileArguments` of a tile; scale and bias replace those of the tile."""
     named = {name: getattr(tile.pairs, name) for name in _PAIRS}
     guide, factors = tile.pairs.guide, tile.pairs.factors
     named |= {
@@ -135,8 +138,12 @@ def tile_arguments(tile, x, y, scale, bias, weights, wants, backend):
         "factor_columns": None if factors is None else factors.columns,
         "factor_cosine": factors is not None and factors.cosine,
     }
-    for rows, columns in _SAME:
+    for rows, columns in _SHARED:
         named[columns] = None if named[columns] is named[rows] else named[columns]
     named |= {name: getattr(tile, name) for name in _TILE}
-    named |= {"observed": tile.seen is not None, "wants": wants, "backend": backend.name}
+    named |= {
+        "with_metrics": tile.row_metrics is not None,
+        "needs_grad": needs_grad,
+        "backend": backend.name,
+    }
     return TileArguments(x, y, scale, bias, weights, **named)

@@ -1,8 +1,8 @@
-"""Functions of rows in plain torch, a band of rows at a time.
+"""Functions of rows in plain torch, computed one band of rows at a time to save memory.
 
-What torch keeps for the gradient of a few operations on N x D numbers is several times these. Here
-the inputs are kept, and the function is called once more for the gradient, with a few rows at a
-time. Each row's result is that of all rows at once.
+For the gradient of a few operations on an N x D tensor torch keeps several tensors of that size.
+Here only the inputs are kept, and the backward pass calls the function again, band by band. The
+result of each row is the same as with all rows at once.
 """
 
 import torch
@@ -10,18 +10,20 @@ import torch
 from fastsim.backends.bands import bands
 from fastsim.backends.rows import add_rows, take_rows
 from fastsim.operators import differentiable_again, traced, transforming
-from fastsim.precision import widened
+from fastsim.precision import compute_dtype, widened
 
-BAND = 1 << 16  # numbers of a side, on a CPU: with all that is made of them they stay in a cache
+BAND = 1 << 16  # elements of a band on a CPU: they and what is computed from them stay in cache
 
 
 def by_bands(function, x, y=None, shared=None, *, index=None, summed=False):
     """function(x, y, shared), or with `index` function(x, y[index], shared), differentiable.
 
-    function: (band of x, band of y or None, shared) -> one result a row, or with `summed` one that
-        is added up over the bands. x is (N, ...), y the same or with `index` (M, ...); `shared`, a
-        tensor or None, is given whole.
-    index: (N,) rows of y, some of them or all, in any order.
+    function: (band of x, band of y or None, shared) -> one result for each row, or with `summed`
+        one result, which is added up over the bands.
+    x: (N, ...).
+    y: (N, ...), with `index` (M, ...), or None.
+    shared: a tensor or None, passed to every call as it is.
+    index: (N,) rows of y, in any order.
     """
     if traced() or transforming(x, y, shared) or not len(x):
         return function(x, _taken(y, index), shared)
@@ -33,13 +35,13 @@ def _taken(y, index):
 
 
 def _bands(x, y, index):
-    """The bands of rows, by the larger of two sides that are cut alike."""
+    """The bands of rows; their height follows from the larger of the sides that are cut."""
     larger = y is not None and index is None and y.numel() > x.numel()
     return bands(y if larger else x, BAND)
 
 
 def _band(x, y, index, rows):
-    """x and y of a band."""
+    """The rows of x and y that belong to a band."""
     if y is None:
         return x[rows], None
     return x[rows], y[rows] if index is None else y.index_select(0, index[rows])
@@ -54,60 +56,60 @@ class _ByBands(torch.autograd.Function):
     def forward(ctx, x, y, shared, index, function, summed):
         ctx.save_for_backward(x, y, shared, index)
         ctx.function, ctx.summed = function, summed
-        whole = None
+        results = None
         for rows in _bands(x, y, index):
             result = function(*_band(x, y, index, rows), shared)
             if summed:
-                whole = result if whole is None else whole.add_(result)
+                results = result if results is None else results.add_(result)
                 continue
-            if whole is None:  # at once: what is kept between bands would leave holes in the memory
-                whole = result.new_empty(len(x), *result.shape[1:])
-            whole[rows] = result
-        return whole
+            if results is None:  # one allocation: many small ones would fragment the memory
+                results = result.new_empty(len(x), *result.shape[1:])
+            results[rows] = result
+        return results
 
     @staticmethod
     @differentiable_again(_formula, inputs=3)
     def backward(ctx, saved, grad):
         x, y, shared, index = saved
-        wants = ctx.needs_input_grad[:3]
+        needs_grad = ctx.needs_input_grad[:3]
         grads = [
-            torch.empty_like(x) if wants[0] else None,
-            _memory(y, index) if wants[1] else None,
-            torch.zeros_like(widened(shared)) if wants[2] else None,
+            torch.empty_like(x) if needs_grad[0] else None,
+            _memory(y, index) if needs_grad[1] else None,
+            torch.zeros_like(widened(shared)) if needs_grad[2] else None,
         ]
         for rows in _bands(x, y, index):
             given = *_band(x, y, index, rows), shared
             above = grad if ctx.summed else grad[rows]
-            found = iter(_gradients(ctx.function, given, wants, above))
-            if wants[0]:
+            found = iter(_gradients(ctx.function, given, needs_grad, above))
+            if needs_grad[0]:
                 grads[0][rows] = next(found)
-            if wants[1] and index is None:
+            if needs_grad[1] and index is None:
                 grads[1][rows] = next(found)
-            elif wants[1]:
+            elif needs_grad[1]:
                 add_rows(grads[1], index[rows], next(found).to(grads[1].dtype))
-            if wants[2]:
+            if needs_grad[2]:
                 grads[2] += next(found)
-        if wants[1]:
+        if needs_grad[1]:
             grads[1] = grads[1].to(y.dtype)
-        if wants[2]:
+        if needs_grad[2]:
             grads[2] = grads[2].to(shared.dtype)
         return *grads, None, None, None
 
 
 def _memory(y, index):
-    """Memory for the gradient of y. Many rows of x may add to one of y: too many for 16 bits."""
+    """Memory for the gradient of y. With an index many rows are added up, so not in 16 bits."""
     if index is None:
         return torch.empty_like(y)
-    return torch.zeros_like(y, dtype=torch.promote_types(y.dtype, torch.float32))
+    return torch.zeros_like(y, dtype=compute_dtype(y))
 
 
-def _gradients(function, given, wants, above):
-    """The gradients of those of a band's inputs that are wanted."""
+def _gradients(function, given, needs_grad, above):
+    """The gradients of the inputs of a band that need one."""
     with torch.enable_grad():
         given = [
             value.detach().requires_grad_() if want else value
-            for value, want in zip(given, wants, strict=True)
+            for value, want in zip(given, needs_grad, strict=True)
         ]
         result = function(*given)
-    wanted = [value for value, want in zip(given, wants, strict=True) if want]
+    wanted = [value for value, want in zip(given, needs_grad, strict=True) if want]
     return torch.autograd.grad(result, wanted, above)

@@ -9,10 +9,12 @@ from fastsim.operators import define, differentiable_again
 
 
 def partner_distances(x, y, columns, missing, backend, known=None):
-    """|x_i - y_j| (K, N) of x (N, D) and y (M, D) or None for x itself, j = columns[k, i].
+    """|x_i - y_j| (K, N) with j = columns[k, i], for x (N, D) and y (M, D) or None for x itself.
 
-    missing: K numbers, the values where the column is negative. At distance 0 the gradient is 0.
-    known: the distances, where they have been found with the columns.
+    missing: K numbers, the values where the column is negative.
+    known: the distances, if the search for the columns has computed them.
+
+    The gradient of a distance of 0 is 0.
     """
     if known is not None and not (torch.is_grad_enabled() and x.requires_grad):
         return known
@@ -20,16 +22,16 @@ def partner_distances(x, y, columns, missing, backend, known=None):
 
 
 def partner_products(x, y, columns, missing, backend):
-    """x_i . y_j (K, N), the rest as `partner_distances`."""
+    """x_i . y_j (K, N); the rest as in `partner_distances`."""
     return _Partners.apply(x, y, columns, False, missing, backend.name, None)
 
 
 def row_terms(x, y, columns, first, backend):
-    """What a triplet loss needs of all scores, from unit rows x (N, D) and y (M, D), M >= N.
+    """The scores that a triplet loss needs, from unit rows x (N, D) and y (M, D), M >= N.
 
-    Returns (x_i . y_{first + i}, x_i . y_columns[i]) (2, N) and x_i . sum_j y_j (N,); a negative
-    column stands for none, its score is 0. One function for the three, so that the backward pass
-    holds one gradient of either side instead of three.
+    Returns (x_i . y_{first + i}, x_i . y_columns[i]) as (2, N) and x_i . sum_j y_j as (N,). A
+    negative column means none; its score is 0. One function computes all three, so that the
+    backward pass holds one gradient of each side instead of three.
     """
     return _RowTerms.apply(x, y, columns, first, backend.name)
 
@@ -51,11 +53,11 @@ class _Partners(torch.autograd.Function):
         inputs=2,
     )
     def backward(ctx, saved, grad):
-        wants = ctx.needs_input_grad[:2]
+        needs_grad = ctx.needs_input_grad[:2]
         distances, backend = ctx.call
         x, y, columns, values = saved
-        grads = _chosen_rows_backward(grad, values, x, y, columns, distances, *wants, backend)
-        return *_wanted(grads, wants), *(None,) * 5
+        grads = _chosen_rows_backward(grad, values, x, y, columns, distances, *needs_grad, backend)
+        return *_needed(grads, needs_grad), *(None,) * 5
 
 
 class _RowTerms(torch.autograd.Function):
@@ -71,25 +73,25 @@ class _RowTerms(torch.autograd.Function):
         inputs=2,
     )
     def backward(ctx, saved, grad_pairs, grad_sums):
-        wants = ctx.needs_input_grad[:2]
+        needs_grad = ctx.needs_input_grad[:2]
         first, backend = ctx.call
-        grads = _row_terms_backward(grad_pairs, grad_sums, *saved, first, *wants, backend)
-        return *_wanted(grads, wants), None, None, None
+        grads = _row_terms_backward(grad_pairs, grad_sums, *saved, first, *needs_grad, backend)
+        return *_needed(grads, needs_grad), None, None, None
 
 
-def _wanted(grads, wants):
-    return (grad if want else None for grad, want in zip(grads, wants, strict=True))
+def _needed(grads, needs_grad):
+    return (grad if need else None for grad, need in zip(grads, needs_grad, strict=True))
 
 
-# ---- the registered operators; a gradient that is not wanted is empty ----
+# ---- the registered operators; a gradient that is not needed is empty ----
 
 
 def _empty_for_none(x, grads):
     return tuple(x.new_empty(0) if grad is None else grad for grad in grads)
 
 
-def _grads_fake(x, y, want_x, want_y):
-    return x.new_empty(x.shape if want_x else 0), x.new_empty(y.shape if want_y else 0)
+def _grads_fake(x, y, need_x, need_y):
+    return x.new_empty(x.shape if need_x else 0), x.new_empty(y.shape if need_y else 0)
 
 
 def _chosen_rows_forward(x, y, columns, distances, missing, backend):
@@ -101,15 +103,17 @@ def _chosen_rows_fake(x, y, columns, distances, missing, backend):
     return x.new_empty(columns.shape)
 
 
-def _chosen_rows_back(grad, values, x, y, columns, distances, want_x, want_y, backend):
-    wants = want_x, want_y
+def _chosen_rows_back(grad, values, x, y, columns, distances, need_x, need_y, backend):
+    needs_grad = need_x, need_y
     with without_autocast(x.device.type):
-        grads = get(backend).chosen_rows_backward(grad, values, x, y, columns, distances, wants)
+        grads = get(backend).chosen_rows_backward(
+            grad, values, x, y, columns, distances, needs_grad
+        )
     return _empty_for_none(x, grads)
 
 
-def _chosen_rows_back_fake(grad, values, x, y, columns, distances, want_x, want_y, backend):
-    return _grads_fake(x, y, want_x, want_y)
+def _chosen_rows_back_fake(grad, values, x, y, columns, distances, need_x, need_y, backend):
+    return _grads_fake(x, y, need_x, need_y)
 
 
 def _row_terms_forward(x, y, columns, first, backend):
@@ -121,15 +125,15 @@ def _row_terms_fake(x, y, columns, first, backend):
     return x.new_empty(2, x.shape[0]), x.new_empty(x.shape[0])
 
 
-def _row_terms_back(grad_pairs, grad_sums, x, y, columns, first, want_x, want_y, backend):
-    grads, wants = (grad_pairs, grad_sums), (want_x, want_y)
+def _row_terms_back(grad_pairs, grad_sums, x, y, columns, first, need_x, need_y, backend):
+    grads, needs_grad = (grad_pairs, grad_sums), (need_x, need_y)
     with without_autocast(x.device.type):
-        found = get(backend).row_terms_backward(*grads, x, y, columns, first, wants)
+        found = get(backend).row_terms_backward(*grads, x, y, columns, first, needs_grad)
     return _empty_for_none(x, found)
 
 
-def _row_terms_back_fake(grad_pairs, grad_sums, x, y, columns, first, want_x, want_y, backend):
-    return _grads_fake(x, y, want_x, want_y)
+def _row_terms_back_fake(grad_pairs, grad_sums, x, y, columns, first, need_x, need_y, backend):
+    return _grads_fake(x, y, need_x, need_y)
 
 
 _chosen_rows = define(
@@ -141,7 +145,7 @@ _chosen_rows = define(
 _chosen_rows_backward = define(
     "chosen_rows_backward",
     "(Tensor grad, Tensor values, Tensor x, Tensor? y, Tensor columns, bool distances,"
-    " bool want_x, bool want_y, str backend) -> (Tensor, Tensor)",
+    " bool need_x, bool need_y, str backend) -> (Tensor, Tensor)",
     _chosen_rows_back,
     _chosen_rows_back_fake,
 )
@@ -154,7 +158,7 @@ _row_terms = define(
 _row_terms_backward = define(
     "row_terms_backward",
     "(Tensor grad_pairs, Tensor grad_sums, Tensor x, Tensor y, Tensor columns, int first,"
-    " bool want_x, bool want_y, str backend) -> (Tensor, Tensor)",
+    " bool need_x, bool need_y, str backend) -> (Tensor, Tensor)",
     _row_terms_back,
     _row_terms_back_fake,
 )

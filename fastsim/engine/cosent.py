@@ -8,13 +8,13 @@ from torch import Tensor
 
 from fastsim.backends import get
 from fastsim.operators import define, differentiable_again
-from fastsim.scores import compute_dtype
+from fastsim.precision import compute_dtype
 
 
 def rank_loss(scores, labels, scale, backend, formula):
-    """CoSENT of scores (M,) and labels (M,), `scale` a number or 0-d tensor -> scalar.
+    """The CoSENT loss () of scores (M,) and labels (M,); scale is a number or 0-d tensor.
 
-    formula: the same in plain torch, for derivatives of the gradient.
+    formula: the same loss in plain torch, for second derivatives.
     """
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=compute_dtype(scores), device=scores.device)

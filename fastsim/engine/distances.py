@@ -1,8 +1,8 @@
-"""Euclidean distances of all pairs, exact also where two rows nearly coincide.
+"""Euclidean distances of all pairs, exact even for rows that nearly coincide.
 
-|x - y|^2 = |x|^2 + |y|^2 - 2 x . y costs one product, but of two rows that are close to each other
-nothing remains beyond the rounding of the squares. The distances of these pairs are taken from the
-differences of their rows instead, and so are the gradients.
+|x - y|^2 = |x|^2 + |y|^2 - 2 x . y costs one matrix product. For two rows close to each other,
+however, only the rounding errors of the squares remain. The distances and gradients of such pairs
+are computed from the difference of the rows instead.
 """
 
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from fastsim.backends.rows import add_rows, norms
 from fastsim.operators import differentiable_again, transforming
 from fastsim.precision import widened
 
-# A pair is close where |x - y|^2 is less than this share of |x|^2 + |y|^2; of any other, the
-# relative error of the distance is at most 1 / (2 CLOSE) times that of the squares.
+# A pair is close if |x - y|^2 < CLOSE (|x|^2 + |y|^2). For every other pair the relative error of
+# the distance is at most 1 / (2 CLOSE) times that of the squares.
 CLOSE = 0.25
 EXACT = "donot_use_mm_for_euclid_dist"
-CHUNK = 1 << 20  # numbers of the differences that are held at once
+CHUNK = 1 << 20  # elements of the differences in memory at once
 
 
 def all_distances(x, y):
@@ -30,7 +30,7 @@ def all_distances(x, y):
 
 
 class _AllDistances(torch.autograd.Function):
-    """torch.cdist from differences; its gradient has none of its own, that of the formula has."""
+    """torch.cdist from differences. Its gradient is not differentiable; that of the formula is."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -53,10 +53,11 @@ class _AllDistances(torch.autograd.Function):
 
 
 class Distances(NamedTuple):
-    """The distances (R, N) of a slice of rows x to all of them, and their pairs that are close.
+    """The distances (R, N) of a slice of the rows x to all rows, and which pairs are close.
 
-    centred: x less its mean, whose products round less. close: rows within the slice and columns;
-    None where to list them would mean to wait for the device.
+    centred: x minus its mean, whose products have smaller rounding errors.
+    close: (rows within the slice, columns) of the close pairs; None if listing them would mean
+        waiting for the device.
     """
 
     x: torch.Tensor
@@ -66,12 +67,12 @@ class Distances(NamedTuple):
     close: tuple | None
 
     def add_gradient(self, grad, score_grad, backend):
-        """Adds dL/dx to `grad` from dL/dvalues (R, N), which is overwritten."""
+        """Adds dL/dx to `grad`, from dL/dvalues (R, N), which is overwritten."""
         # dd_ij / dx_i = (x_i - x_j) / d_ij, 0 at distance 0.
         pull = torch.where(self.values > 0, score_grad.div_(self.values), 0.0)
         rows = self.rows
         if self.close is None:
-            # In float64, where the products of close rows do not vanish in rounding.
+            # In float64, where close rows need no exception.
             pull, x = widened(pull), widened(self.x)
             grad[rows] += (pull.sum(1, keepdim=True) * x[rows] - pull @ x).to(grad.dtype)
             grad += (pull.sum(0)[:, None] * x - pull.T @ x[rows]).to(grad.dtype)
@@ -92,7 +93,7 @@ class Distances(NamedTuple):
 
 
 def distances_by_products(x, centred, rows, products):
-    """`Distances` of the slice `rows` of x (N, D).
+    """The `Distances` of the slice `rows` of x (N, D).
 
     products: `Backend.products` of the centred rows.
     """
@@ -112,13 +113,13 @@ def distances_by_products(x, centred, rows, products):
 
 
 def add_products(grad, score_grad, x, rows, backend):
-    """Adds dL/dx to `grad` (N, D) from dL/dscores (R, N) of a slice of the rows x with them all."""
+    """Adds dL/dx to `grad` (N, D), from dL/dscores (R, N) of some rows of x with all rows."""
     backend.multiply(score_grad, x, grad[rows], accumulate=True)
     backend.multiply(score_grad.t(), x[rows], grad, accumulate=True)
 
 
 def _listable(x):
-    """Whether pairs can be listed without waiting for a device."""
+    """Whether close pairs can be listed without waiting for the device."""
     return x.device.type == "cpu"
 
 
@@ -127,6 +128,6 @@ def _gaps(x, one, other):
 
 
 def _parts(pairs, width):
-    """Slices of a list of pairs whose differences stay small."""
+    """Slices of a list of pairs whose differences fit into CHUNK."""
     size = max(1, CHUNK // width)
     return [slice(first, first + size) for first in range(0, len(pairs), size)]

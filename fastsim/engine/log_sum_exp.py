@@ -1,12 +1,11 @@
-"""Log-sum-exps over all scores of x and y: what a softmax over several score matrices is made of.
+"""Log-sum-exps over all scores of x and y, from which softmaxes over several matrices are made.
 
     rows_i = log sum_j exp(scale s_ij),   columns_j = log sum_i exp(scale s_ij)
 
-s_ij is the cosine of x_i and y_j, or their product.
+s_ij is the cosine or the dot product of x_i and y_j.
 
-A softmax whose denominator runs over the concatenation of several score matrices has the
-log-sum-exp of theirs, so its loss and gradient are those of plain torch on vectors (N,): nothing
-N x M is kept, whatever is concatenated.
+The denominator of a softmax over several score matrices side by side is the log-sum-exp of their
+log-sum-exps. So the rest of such a loss is plain torch on vectors (N,), and no N x M tensor exists.
 """
 
 import torch
@@ -24,26 +23,28 @@ from fastsim.checks import (
 from fastsim.engine.autograd import tile_loss
 from fastsim.operators import define
 from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
-from fastsim.precision import widened
+from fastsim.precision import compute_dtype, widened
 from fastsim.reduce import as_float
-from fastsim.scores import compute_dtype, dense_scores
-from fastsim.tile import Tile
+from fastsim.scores import dense_scores
+from fastsim.tile_loss import TileLoss
 
 
 def log_sum_exp(
     x, y=None, *, scale, exclude=None, guide=None, columns=False, similarity="cosine", backend=None
 ):
-    """Log-sum-exp of the scaled scores of each row: x (N, D), y (M, D) -> (N,); y=None: of x.
+    """Log-sum-exp of the scaled scores of each row: x (N, D), y (M, D) -> (N,).
 
+    y: None compares x with itself.
     scale: a positive number or 0-d tensor, which may require a gradient.
-    exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids takes no part.
-    guide: (rows (N, E), columns (M, E), thresholds (N,)); a pair takes no part where the cosine of
-        the guide's embeddings is above thresholds[i] (see `guide_cosines`).
-    columns: also return those of the columns (M,), made in the same pass.
-    similarity: "cosine", or "dot" for scores that are products of the rows as they are.
+    exclude: (row_ids (N,), column_ids (M,)) integers; pairs with equal ids are left out.
+    guide: (rows (N, E), columns (M, E), thresholds (N,)); pair (i, j) is left out if the cosine of
+        its guide embeddings is above thresholds[i] (see `guide_cosines`).
+    columns: whether to also return those of the columns (M,), from the same pass.
+    similarity: "cosine" or "dot".
 
-    float64, as they are to be merged with others; -inf where nothing takes part. ValueError or
-    TypeError for arguments that do not fit, RuntimeError for a backend that cannot serve them.
+    The results are float64, as they will be merged with others, and -inf if every pair is left out.
+    ValueError or TypeError for arguments that do not fit, RuntimeError for a backend that cannot
+    serve them.
     """
     check_embeddings("x", x)
     if y is not None:
@@ -61,7 +62,7 @@ def log_sum_exp(
     if chosen.name == "eager":
         scores = dense_scores(x, y, chosen, similarity)
         return _from_scores(scores, pairs, scale, columns)
-    tile = Tile("softmax", pairs, symmetric=columns, cosine=similarity == "cosine")
+    tile = TileLoss("softmax", pairs, symmetric=columns, cosine=similarity == "cosine")
 
     def formula(scores, scale, _):
         found = _from_scores(scores, pairs, scale, columns)
@@ -74,8 +75,8 @@ def log_sum_exp(
 def guide_cosines(rows, columns, *, backend=None):
     """Cosines (N,) of paired guide embeddings (N, E), from which thresholds are made.
 
-    By the same products as the guide's scores of all pairs, so that the copy of a pair ties with
-    it instead of being decided by rounding.
+    They come from the same products as the guide's scores of all pairs, so that a copy of a pair
+    ties with it instead of being left out by a rounding error.
     """
     check_embeddings("rows", rows)
     check_embeddings("columns", columns)
@@ -112,14 +113,14 @@ def _from_scores(scores, pairs, scale, columns):
 
 
 def safe_log_sum_exp(logits, part, dim):
-    """float64; -inf with gradient 0, not NaN, where nothing takes part."""
+    """Log-sum-exp in float64; if all is left out -inf, with gradient 0 instead of NaN."""
     some = part.any(dim)
     held = logits.masked_fill(~some.unsqueeze(dim), 0.0)
     return widened(torch.logsumexp(held, dim)).masked_fill(~some, -torch.inf)
 
 
 def as_guide(guide, rows, columns, x):
-    """(rows (N, E), columns (M, E), thresholds (N,)) as a `Guide` for embeddings x, checked."""
+    """Checks (rows (N, E), columns (M, E), thresholds (N,)) and returns a `Guide` for x (N, D)."""
     guide_rows, guide_columns, thresholds = guide
     for name, value, count in (("rows", guide_rows, rows), ("columns", guide_columns, columns)):
         check_embeddings(f"guide {name}", value, empty=count == 0)
@@ -134,9 +135,10 @@ def as_guide(guide, rows, columns, x):
 
 
 def guide_beside(x, *guides):
-    """A guide's embeddings as they are beside embeddings x: both float64, or none.
+    """The guide's embeddings, converted so that they are float64 if and only if x is.
 
-    Thresholds are made of the same numbers: else a copy of the positive is in or out by rounding.
+    Thresholds and cosines then come from the same numbers. Otherwise rounding would decide whether
+    a copy of the positive is left out.
     """
     dtype = compute_dtype(x)
     if guides[0].dtype == dtype or torch.float64 not in (guides[0].dtype, dtype):

@@ -2,8 +2,8 @@
 
     S_bk = sum_{q in query b} max_{d in document k} q . d
 
-The forward pass keeps the token that each query token chose of each document; the backward pass
-gathers and adds along these pairs, in one order. No tensor of all pairs of tokens is held.
+The forward pass keeps, for each query token and document, the token with the maximum. The backward
+pass gathers and adds along these pairs, in a fixed order. No tensor of all pairs of tokens exists.
 """
 
 import torch
@@ -11,29 +11,32 @@ import torch
 from fastsim.autocast import without_autocast
 from fastsim.backends import get
 from fastsim.operators import define, differentiable_again
-from fastsim.scores import compute_dtype, unit_formula
+from fastsim.precision import compute_dtype
+from fastsim.scores import unit_formula
 from fastsim.tokens import Tokens, chosen
 
-SHORT = 1 << 15  # tokens of a document whose places fit 16 bits
+SHORT = 1 << 15  # up to this many tokens of a document, places fit into 16 bits
 
 
 def max_sim_scores(x, y, cosine, own, backend):
-    """Scores (B, K) of the queries x and documents y (`Tokens`), of cosines or plain products.
+    """The scores (B, K) of queries x and documents y (`Tokens`), from cosines or dot products.
 
-    own: the documents are of one query each, K = documents / queries of each; else every query
-    meets all, K = documents. A document without tokens has score -inf, a query without tokens 0.
+    own: whether each document belongs to one query; K is then the number of documents of a query.
+        Otherwise every query meets all documents, and K is their number.
+
+    The score of a document without tokens is -inf, that of a query without tokens 0.
     """
     if backend.name == "eager":
         return formula(x, y, cosine, own)
     rows = x.rows, y.rows
-    if not torch.is_grad_enabled():  # nothing is kept for a gradient then
+    if not torch.is_grad_enabled():  # so that nothing is kept for a gradient
         rows = x.rows.detach(), y.rows.detach()
     sides = *rows, x.mask, y.mask, x.offsets, y.offsets
     return _MaxSim.apply(*sides, x.count, y.count, cosine, own, backend.name)
 
 
 def formula(x, y, cosine, own):
-    """The specification: every pair of tokens, the first of equals chosen."""
+    """The specification: over all pairs of tokens; of equal maxima the first counts."""
     rows, columns = (
         unit_formula(found) if cosine else found.to(compute_dtype(found))
         for found in (x.cleared(), y.cleared())
@@ -42,7 +45,7 @@ def formula(x, y, cosine, own):
         scores = rows @ columns.T
     numbers, starts = x.numbers(), y.starts()[:-1]
     if own:
-        # The documents of the query that the token is of.
+        # The documents of the token's query.
         each = y.count // x.count
         mine = numbers[:, None] * each + torch.arange(each, device=scores.device)
         starts = starts[mine]
@@ -60,8 +63,8 @@ class _MaxSim(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y, *rest):
         options = rest[4:]
-        wants = any(ctx.needs_input_grad[:2])
-        scores, places = _max_sim(x, y, *rest[:4], *options[:4], wants, options[4])
+        needs_grad = any(ctx.needs_input_grad[:2])
+        scores, places = _max_sim(x, y, *rest[:4], *options[:4], needs_grad, options[4])
         ctx.save_for_backward(x, y, places, *rest[:4])
         ctx.options = options
         return scores
@@ -75,15 +78,15 @@ class _MaxSim(torch.autograd.Function):
     )
     def backward(ctx, saved, grad):
         x, y, places, *rest = saved
-        wants = list(ctx.needs_input_grad[:2])
+        needs_grad = list(ctx.needs_input_grad[:2])
         grads = _max_sim_backward(
-            grad.contiguous(), places, x, y, *rest, *ctx.options[:4], wants, ctx.options[4]
+            grad.contiguous(), places, x, y, *rest, *ctx.options[:4], needs_grad, ctx.options[4]
         )
-        grads = (g if wanted else None for g, wanted in zip(grads, wants, strict=True))
+        grads = (g if wanted else None for g, wanted in zip(grads, needs_grad, strict=True))
         return *grads, *(None,) * 9
 
 
-# ---- the registered operators; a gradient that is not wanted is empty, as are places ----
+# ---- the registered operators; gradients and places that are not needed are empty ----
 
 
 def _sides(x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents):
@@ -94,79 +97,48 @@ def _sides(x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents):
     return side(x, x_mask, x_offsets, queries), side(y, y_mask, y_offsets, documents)
 
 
-def _forward(
-    x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents, cosine, own, wants, backend
-):
-    sides = _sides(x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents)
-    scores, places = _outputs(*sides, own, wants)
-    with without_autocast(x.device.type):
-        get(backend).max_sim(*sides, cosine, own, scores, places if wants else None)
+def _forward(*arguments):
+    *inputs, cosine, own, needs_grad, backend = arguments
+    x, y = _sides(*inputs)
+    scores, places = _outputs(x, y, own, needs_grad)
+    with without_autocast(scores.device.type):
+        get(backend).max_sim(x, y, cosine, own, scores, places if needs_grad else None)
     return scores, places
 
 
-def _outputs(x, y, own, wants):
-    """(scores (B, K), places (K, P)), not written."""
+def _outputs(x, y, own, needs_grad):
+    """Memory for (scores (B, K), places (K, P)); the places are empty without a gradient."""
     each = y.count // x.count if own else y.count
     short = y.offsets is None and y.length <= SHORT
-    shape = (each, x.rows.shape[0]) if wants else (0, 0)
+    shape = (each, x.rows.shape[0]) if needs_grad else (0, 0)
     places = x.rows.new_empty(shape, dtype=torch.int16 if short else torch.int32)
     return x.rows.new_empty(x.count, each, dtype=compute_dtype(x.rows)), places
 
 
-def _fake(
-    x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents, cosine, own, wants, backend
-):
-    sides = _sides(x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents)
-    return _outputs(*sides, own, wants)
+def _fake(*arguments):
+    *inputs, _, own, needs_grad, _ = arguments
+    return _outputs(*_sides(*inputs), own, needs_grad)
 
 
-def _backward(
-    grad,
-    places,
-    x,
-    y,
-    x_mask,
-    y_mask,
-    x_offsets,
-    y_offsets,
-    queries,
-    documents,
-    cosine,
-    own,
-    wants,
-    backend,
-):
-    sides = _sides(x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents)
-    with without_autocast(x.device.type):
-        grads = get(backend).max_sim_backward(grad, places, *sides, cosine, own, wants)
-    return tuple(x.new_empty(0) if found is None else found for found in grads)
+def _backward(grad, places, *arguments):
+    *inputs, cosine, own, needs_grad, backend = arguments
+    with without_autocast(grad.device.type):
+        grads = get(backend).max_sim_backward(
+            grad, places, *_sides(*inputs), cosine, own, needs_grad
+        )
+    return tuple(inputs[0].new_empty(0) if found is None else found for found in grads)
 
 
-def _backward_fake(
-    grad,
-    places,
-    x,
-    y,
-    x_mask,
-    y_mask,
-    x_offsets,
-    y_offsets,
-    queries,
-    documents,
-    cosine,
-    own,
-    wants,
-    backend,
-):
-    return tuple(
-        t.new_empty(t.shape if wanted else 0) for t, wanted in zip((x, y), wants, strict=True)
-    )
+def _backward_fake(grad, places, *arguments):
+    x, y, *_, needs_grad, _ = arguments
+    sides = zip((x, y), needs_grad, strict=True)
+    return tuple(side.new_empty(side.shape if need else 0) for side, need in sides)
 
 
 _max_sim = define(
     "max_sim",
     "(Tensor x, Tensor y, Tensor? x_mask, Tensor? y_mask, Tensor? x_offsets, Tensor? y_offsets,"
-    " SymInt queries, SymInt documents, bool cosine, bool own, bool wants, str backend)"
+    " SymInt queries, SymInt documents, bool cosine, bool own, bool needs_grad, str backend)"
     " -> (Tensor, Tensor)",
     _forward,
     _fake,
@@ -175,7 +147,7 @@ _max_sim_backward = define(
     "max_sim_backward",
     "(Tensor grad, Tensor places, Tensor x, Tensor y, Tensor? x_mask, Tensor? y_mask,"
     " Tensor? x_offsets, Tensor? y_offsets, SymInt queries, SymInt documents, bool cosine,"
-    " bool own, bool[] wants, str backend)"
+    " bool own, bool[] needs_grad, str backend)"
     " -> (Tensor, Tensor)",
     _backward,
     _backward_fake,

@@ -1,46 +1,50 @@
-"""Losses that a backend makes in one call of its own: of a small batch, or band by band."""
+"""Losses that a backend computes in one call, loss and gradients, without a loop over panels."""
 
 import contextlib
 
 import torch
 
 from fastsim.autocast import without_autocast
-from fastsim.engine.call import products_wanted
+from fastsim.engine.call import products_needed
 from fastsim.operators import traced
 
 
-def takes_whole(tile, rows, columns, width, together, dtype, weights, backend, *, observed=False):
-    """Whether one call of the backend does it all: loss, gradients, everything between.
+def one_call_serves(
+    tile, rows, columns, width, self_similarity, dtype, weights, backend, *, with_metrics=False
+):
+    """Whether `Backend.in_one_call` computes this loss.
 
-    together: of rows with themselves. dtype: of the rows. weights: of the losses, None for the
-    losses themselves. observed: whether `fastsim.metrics` sees the scores.
+    rows, columns, width: N, M and D. self_similarity: whether x is compared with itself. dtype:
+    that of the rows. weights: those of the losses; None asks for the losses themselves.
+    with_metrics: whether a `fastsim.metrics` block is open.
     """
     if weights is None or tile.group or _panels_alone:
         return False
-    if observed and not backend.observes_whole:
+    if with_metrics and not backend.one_call_records_metrics:
         return False
-    if isinstance(weights, torch.Tensor) and weights.ndim and not backend.weighs_whole:
+    if isinstance(weights, torch.Tensor) and weights.ndim and not backend.one_call_weighs_rows:
         return False
-    return backend.serves_whole(tile, rows, columns, width, together, dtype)
+    return backend.serves_one_call(tile, rows, columns, width, self_similarity, dtype)
 
 
-def is_whole(tile, x, y, weights, backend, *, observed=False):
-    """Whether one call of the backend makes the loss, with its gradients: no operator is needed.
+def without_operator(tile, x, y, weights, backend, *, with_metrics=False):
+    """Whether one call computes the loss of x and y (None: x) and no torch operator is needed.
 
-    Of a small batch the operator's arguments would take longer than the loss.
+    For a small batch, passing the arguments of the operator takes longer than the loss itself.
+    Only torch.compile needs the operator.
     """
     if traced():
         return False
     (rows, width), columns = x.shape, (x if y is None else y).shape[0]
     sizes = rows, columns, width, y is None, x.dtype
-    return takes_whole(tile, *sizes, weights, backend, observed=observed)
+    return one_call_serves(tile, *sizes, weights, backend, with_metrics=with_metrics)
 
 
-def in_one_call(tile, x, y, scale, bias, weights, wants, backend, totals=None, prefixes=None):
-    """What `Backend.whole` returns of a loss that `is_whole`."""
-    products = products_wanted(wants, y is None) if any(wants) else None
+def in_one_call(tile, x, y, scale, bias, weights, needs_grad, backend, totals=None, prefixes=None):
+    """`Backend.in_one_call`, outside autocast. needs_grad: of x, y, scale and bias."""
+    products = products_needed(needs_grad, y is None) if any(needs_grad) else None
     with without_autocast(x.device.type):
-        return backend.whole(tile, x, y, scale, bias, weights, products, totals, prefixes)
+        return backend.in_one_call(tile, x, y, scale, bias, weights, products, totals, prefixes)
 
 
 _panels_alone: list[bool] = []
@@ -48,7 +52,7 @@ _panels_alone: list[bool] = []
 
 @contextlib.contextmanager
 def in_panels():
-    """Within the block no loss of this process is made in one call, for checks of what else is."""
+    """Within the block every loss goes panel by panel, so that checks reach that code."""
     _panels_alone.append(True)
     try:
         yield
@@ -57,5 +61,5 @@ def in_panels():
 
 
 def panels_alone():
-    """Whether a block of `in_panels` is open."""
+    """Whether an `in_panels` block is open."""
     return bool(_panels_alone)

@@ -1,45 +1,36 @@
-"""What one operator call does: scores in, one block at a time; loss and gradients out.
+"""The forward and backward operators of a tile loss. Terms: fastsim/README.md, "The engine".
 
-The terms: fastsim/README.md, "The engine". To find loss and gradients in one call there are
-four ways, chosen here, where the sizes are known:
+Loss and gradients are computed in one of four ways, chosen here, where the sizes are known:
 
-whole: the backend does everything in one call of its own: of a small batch, or band by band.
-fused: a block of whole rows has all that its state and its score gradients need, so each panel of
-    scores is computed once. A loss that looks at columns, or at the matrix, goes this way where one
-    block holds the whole matrix.
-mirrored: of rows against themselves, a backend may compute each score once for the two pairs that
-    have it: first the state, then the gradient of both (`Backend.mirrored`).
-two passes: first the state, of all blocks; then the score gradients, of all blocks, from scores
-    that the backend has kept or computes again.
+one call: the backend does everything in one call of its own (`Backend.in_one_call`).
+fused: a block of whole rows contains all that its state and its score gradients depend on, so each
+    score is computed once. If the loss also depends on columns or on the whole matrix, the block
+    has to be the whole matrix.
+mirrored: when x is compared with itself, s_ij = s_ji. A backend may compute each score once for
+    both pairs: first the state, then both gradients (`Backend.mirrored`).
+two passes: first the state of all blocks; then the score gradients of all blocks, from scores that
+    the backend has kept or computes again.
 """
 
 from fastsim.autocast import without_autocast
 from fastsim.engine.arguments import TileArguments
 from fastsim.engine.call import Call, Products
-from fastsim.engine.one_call import takes_whole
+from fastsim.engine.one_call import one_call_serves
 from fastsim.engine.scoring import blocks_of, state_of
 from fastsim.kinds.kind import joined
-from fastsim.precision import wide_dtype, widened
-from fastsim.scores import compute_dtype
+from fastsim.precision import compute_dtype, wide_dtype, widened
 
 
 def forward(*arguments):
-    """[loss, if a gradient is wanted those of the inputs or the state, if observed `Tile.seen`]."""
+    """[loss, *saved, *row_metrics].
+
+    saved: the gradients of the inputs, or the state from which `backward` makes them; nothing if
+    no gradient is needed. row_metrics: `TileLoss.row_metrics`, if asked for.
+    """
     call = Call(TileArguments(*arguments))
     with without_autocast(call.x.device.type):
-        sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1], call.together, call.x.dtype
-        observed = call.seen is not None
-        if takes_whole(call.tile, *sizes, call.weights, call.backend, observed=observed):
-            tile, y = call.first_look, None if call.together else call.y
-            products = call.products if any(call.wants) else None
-            # As tensors, of which a backend finds the gradients.
-            given = call.x, y, call.arguments.scale, call.arguments.bias, call.weights
-            loss, *found = call.backend.whole(tile, *given, products)
-            if any(call.wants):
-                dtype = compute_dtype(call.x)
-                found = call.backend.whole_gradients(tile, None, found, given, call.wants, dtype)
-                found = _as_returned(call, found, dtype)
-            return _returned(call, loss, found)
+        if _goes_in_one_call(call):
+            return _returned(call, *_in_one_call(call))
         call.weigh_rows()
         unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients():
@@ -68,10 +59,29 @@ def forward(*arguments):
         return _returned(call, loss.to(dtype, copy=True), saved)
 
 
+def _goes_in_one_call(call):
+    sizes = call.x.shape[0], call.y.shape[0], call.x.shape[1], call.self_similarity, call.x.dtype
+    with_metrics = call.row_metrics is not None
+    return one_call_serves(call.tile, *sizes, call.weights, call.backend, with_metrics=with_metrics)
+
+
+def _in_one_call(call):
+    """(loss, the gradients of the inputs)."""
+    tile, y = call.first_look, None if call.self_similarity else call.y
+    # Scale and bias as tensors: a backend computes no gradient of a number.
+    given = call.x, y, call.arguments.scale, call.arguments.bias, call.weights
+    if not any(call.needs_grad):
+        return call.backend.in_one_call(tile, *given, None)[0], ()
+    loss, *found = call.backend.in_one_call(tile, *given, call.products)
+    dtype = compute_dtype(call.x)
+    grads = call.backend.one_call_gradients(tile, None, found, given, call.needs_grad, dtype)
+    return loss, _as_returned(call, grads, dtype)
+
+
 def _as_returned(call, grads, dtype):
-    """The gradients of `whole_gradients` as `forward` returns them, empty where not wanted."""
+    """The gradients of `one_call_gradients` as `forward` returns them: empty where not needed."""
     *sides, numbers = grads
-    for place, want in enumerate(call.wants[:2]):
+    for place, want in enumerate(call.needs_grad[:2]):
         if not want:
             sides[place] = call.x.new_empty(0, dtype=dtype)
     if numbers is None:
@@ -81,12 +91,12 @@ def _as_returned(call, grads, dtype):
 
 def _returned(call, loss, saved):
     """What `forward` returns."""
-    seen = () if call.seen is None else (call.seen,)
-    return [loss, *(saved if any(call.wants) else ()), *seen]
+    row_metrics = () if call.row_metrics is None else (call.row_metrics,)
+    return [loss, *(saved if any(call.needs_grad) else ()), *row_metrics]
 
 
 def at_once(call):
-    """Whether one fused pass of a block of whole rows gives its state and its score gradients."""
+    """Whether a fused pass over blocks of whole rows serves this loss at this size."""
     rows, columns, device = call.x.shape[0], call.y.shape[0], call.x.device
     if not call.backend.whole_rows_fit(columns, device):
         return False
@@ -94,7 +104,7 @@ def at_once(call):
 
 
 def _whole_rows(call):
-    """Blocks of whole rows; the whole matrix where a row alone does not decide."""
+    """Blocks of whole rows; the whole matrix if the loss does not depend on rows alone."""
     rows, columns = call.x.shape[0], call.y.shape[0]
     if not call.tile.rows_alone:
         return [(slice(0, rows), slice(0, columns))]
@@ -129,8 +139,8 @@ def _forward_and_score_grad(call, unit_x, unit_y, dtype):
 
 def _mirrored(call, unit, *, keep=False):
     """`Backend.mirrored` of the call's unit rows, or None."""
-    wanted = call.products[0] or not any(call.wants)
-    if not call.together or not wanted or call.seen is not None:
+    wanted = call.products[0] or not any(call.needs_grad)
+    if not call.self_similarity or not wanted or call.row_metrics is not None:
         return None
     return call.backend.mirrored(call.tile, unit, keep=keep)
 
@@ -154,48 +164,48 @@ def _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, workspace):
 
 
 def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dtype):
-    """dL/dx and dL/dy in `dtype`, empty where not wanted, dL/dscale and dL/dbias (2,).
+    """(dL/dx, dL/dy, dL/d(scale, bias) (2,)), the first two in `dtype`, empty if not needed.
 
-    grad_losses: dL/dloss of each row; factor: what the gradients of the unit rows still lack.
+    grad_losses: dL/dloss of each row. unit_grads: the gradients of both sides' unit rows divided by
+    `factor`.
     """
-    grads, along = [], None  # of unit rows, by row: their products with their gradients
+    grads, along = [], None  # along: unit_i . dL/dunit_i / factor of each row of one side
     backend = call.backend
     rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.dot_rows_backward
-    sides = zip((call.x, call.y), unit_grads, inverses, call.wants[:2], strict=True)
+    sides = zip((call.x, call.y), unit_grads, inverses, call.needs_grad[:2], strict=True)
     for values, unit_grad, inverse, want in sides:
         grad = values.new_empty(values.shape if want and not len(values) else 0, dtype=dtype)
         if unit_grad.numel():
             found, along = rows_backward(unit_grad, values, inverse, factor, dtype)
-            # Rows whose gradient is not wanted may be here for the gradient of the scale alone.
+            # This side may only be here for the gradient of the scale.
             grad = found if want else grad
         grads.append(grad)
     parameters = inverses[0].new_zeros(2, dtype=wide_dtype(call.x.device))
-    if call.wants[2]:
-        # Together, dunit_x holds the rows' and the columns' share of the same sum.
+    if call.needs_grad[2]:
+        # If x is compared with itself, dL/dunit_x is the sum over rows and columns.
         if along is not None:
             total = factor * widened(along).sum()
-            parameters[0] = total / ((1 + call.together) * call.scale)
+            parameters[0] = total / ((1 + call.self_similarity) * call.scale)
         doubled = None if grad_losses is None else widened(grad_losses)
         parameters[0] += call.tile.record.scale_gradient(call.tile, state, doubled)
-    if call.wants[3]:
+    if call.needs_grad[3]:
         parameters[1] = call.tile.record.bias_gradient(call.tile, state, grad_losses)
     return *grads, parameters
 
 
 def backward(grad, state, *arguments):
-    """[dL/dx, dL/dy, dL/dscale and dL/dbias] from the state that the forward pass kept."""
+    """[dL/dx, dL/dy, dL/d(scale, bias)] from the state that the forward pass kept."""
     call = Call(TileArguments(*arguments))
     call.weigh_rows()
     with without_autocast(call.x.device.type):
-        # That of a sum is one number for all rows, in the place of each.
+        # The gradient of a sum comes as one number, expanded to all rows without memory.
         grad = grad.contiguous()
         grad_losses = grad if call.weights is None else grad * call.weights
         grad_losses = call.tile.own_gradient(grad_losses)
         unit_x, unit_y, *inverses = call.units()
         dtype = inverses[0].dtype
         coefficients, factor = call.coefficients(state, grad_losses, dtype)
-        # In the order of the forward pass before it, so that the allocator finds its places
-        # again.
+        # In the order of the forward pass, so that the allocator finds blocks of the same sizes.
         panels = _mirrored(call, unit_x)
         if panels is not None:
             grad = panels.gradient(coefficients, dtype)

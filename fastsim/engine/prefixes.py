@@ -1,6 +1,6 @@
 """The rows of a sweep over prefixes, and the gradient through their norms.
 
-The formulas are those of fastsim/engine/sweep.py.
+Formulas and terms: fastsim/engine/sweep.py.
 """
 
 from dataclasses import dataclass, field
@@ -8,12 +8,11 @@ from itertools import pairwise
 
 import torch
 
-from fastsim.precision import widened
-from fastsim.scores import compute_dtype
+from fastsim.precision import compute_dtype, widened
 
 
 def own_columns(widths):
-    """The slices of each prefix's own columns."""
+    """The slice of each prefix's own columns."""
     return [slice(*own) for own in pairwise([0, *widths])]
 
 
@@ -21,11 +20,13 @@ def own_columns(widths):
 class Prefixes:
     """The own columns of every prefix of rows x (N, D), as operands of products.
 
-    rows: of each width (N, own columns), divided by the norm of the prefix; zeros for a prefix of
-    zeros. inverses: of each width 1 / norm (N,) in float64, that of the next longer prefix for one
-    of zeros, 0 where all are. ratios: of each width but the last (N,), by which scores go into
-    those of the next. zeros: of each width (N,) bool, the prefixes of zeros, whose own scores have
-    no gradient. The last two are empty where the rows are as they came.
+    rows: for each width (N, own columns), divided by the norm of the prefix; zeros if it is 0.
+    inverses: for each width 1 / norm (N,) in float64; for a prefix of zeros that of the next longer
+        prefix, 0 if all are zeros.
+    ratios: for each width but the last r_{k+1} (N,), the factor of its scores in the next ones.
+    zeros: for each width (N,) bool, whether the prefix is zero; its scores have no gradient then.
+
+    ratios and zeros are empty for dot products.
     """
 
     rows: list
@@ -38,7 +39,7 @@ class Prefixes:
 
     @classmethod
     def of(cls, x, widths, cosine, backend):
-        """Those of x, whose scores are cosines or not."""
+        """The prefixes of x (N, D). cosine: whether scores are cosines, or dot products."""
         parts = [x[:, own] for own in own_columns(widths)]
         if not cosine:
             found = [backend.plain_rows(part) for part in parts]
@@ -59,9 +60,9 @@ class Prefixes:
         return cls(rows, inverses, ratios, zeros)
 
     def backward(self, of_rows, x, dots, grad, widths, backend):
-        """Writes dL/dx (N, D) to `grad` and returns sum_k a_k of each row (N,), in float64.
+        """Writes dL/dx (N, D) to `grad` and returns sum_k a_k of each row, (N,) in float64.
 
-        of_rows: of each width H_k y_k[own]; dots: d_k (K - 1, N).
+        of_rows: H_k y_k[own] for each width. dots: d_k, (K - 1, N).
         """
         owns = own_columns(widths)
         sums = [x.new_zeros(len(x), dtype=torch.float64)]  # of a_l up to each width, and d_k

@@ -1,10 +1,10 @@
-"""A loss that one call makes looks at its arguments once for each signature.
+"""A cache that lets a loss check its arguments once for each signature.
 
-Of a small batch the checks, and the records that say what is to be done, take longer than the loss.
-They depend on what the arguments are (shapes, dtypes, numbers, names), not on what is in the
-tensors. So what the first call of a signature has come to is kept, a function of the tensors alone,
-and the next call goes straight there. A loss says itself (`note`) whether there is such a function:
-not where a tensor's values have been looked at.
+For a small batch, checking the arguments and building the records of the loss takes longer than the
+loss. Both depend on the signature (shapes, dtypes, numbers, names), not on the values in the
+tensors. So the first call with a signature leaves a shortcut, a function of the tensors alone, and
+later calls use it. A loss decides itself whether there is a shortcut (`note`): not if it has looked
+at the values of a tensor.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from fastsim.backends import default_name
-from fastsim.batch_metrics import watched
+from fastsim.batch_metrics import in_metrics
 from fastsim.engine.one_call import panels_alone
 from fastsim.engine.sweep import asked_widths
 from fastsim.operators import traced, transforming
@@ -25,45 +25,45 @@ from fastsim.verify.verdicts import changes
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST = 256  # signatures of a loss; more are forgotten
+MOST = 256  # signatures of one loss; when more turn up, all are forgotten
 _PLAIN = {int, float, bool, str, type(None)}
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 
 
 class _Calls(threading.local):
-    open: tuple = ()  # lists of what the calls at hand have come to
+    open: tuple = ()  # for each call under way, the list of its notes
 
 
 _calls = _Calls()
 
 
-def note(tensors, whole, loss):
-    """Says that `whole(*tensors)` made the loss, and does for any values of such tensors.
+def note(tensors, shortcut, loss):
+    """Notes that `shortcut(*tensors)` computed `loss`, and would for any values of the tensors.
 
-    whole.serves(*tensors) says whether it still does, where sizes and settings are these.
+    shortcut.serves(*tensors): whether that still holds, for tensors and settings of a later call.
     """
     for notes in _calls.open[-1:]:
-        notes.append((tensors, whole, loss))
+        notes.append((tensors, shortcut, loss))
 
 
 def note_targets(x, y, targets, made, loss):
-    """`note` of a loss that made(x, y, targets) is; targets: a matrix, two vectors of groups."""
+    """`note` for the loss made(x, y, targets). targets: a matrix, or two vectors of groups."""
     alone = not isinstance(targets, (tuple, list))
 
-    def whole(x, y, *given):
+    def shortcut(x, y, *given):
         return made(x, y, given[0] if alone else given)
 
-    note((x, y, targets) if alone else (x, y, *targets), Prepared(whole), loss)
+    note((x, y, targets) if alone else (x, y, *targets), Prepared(shortcut), loss)
 
 
 class Prepared(NamedTuple):
-    """What a loss does after its checks, as a function of its tensors; condition: on which."""
+    """A shortcut: what a loss does after its checks. condition: (*tensors) -> whether it holds."""
 
     function: Callable
     condition: Callable | None = None
 
     def serves(self, *tensors):
-        """Whether it is still to be done that way."""
+        """Whether the shortcut still holds."""
         return self.condition is None or self.condition(*tensors)
 
     def __call__(self, *tensors):
@@ -71,7 +71,7 @@ class Prepared(NamedTuple):
 
 
 def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
-    """A loss whose arguments are looked at once, where one call of the backend makes it."""
+    """Decorates a loss, so that its arguments are checked once for each signature."""
     known: dict[tuple, Any] = {}
 
     @functools.wraps(function)
@@ -81,9 +81,9 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
         tensors, signature = _signature(args, options)
         if signature is None or _capturing(tensors):
             return function(*args, **options)
-        whole = known.get(signature)
-        if whole is not None and whole.serves(*tensors):
-            return whole(*tensors)
+        shortcut = known.get(signature)
+        if shortcut is not None and shortcut.serves(*tensors):
+            return shortcut(*tensors)
         notes: list[Any] = []
         before = _calls.open
         _calls.open = (*before, notes)
@@ -91,11 +91,11 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
             loss = function(*args, **options)
         finally:
             _calls.open = before
-        for noted, whole, its_loss in notes:
+        for noted, shortcut, its_loss in notes:
             if its_loss is loss and _same(noted, tensors):
                 if len(known) >= MOST:
                     known.clear()
-                known[signature] = whole
+                known[signature] = shortcut
         return loss
 
     call.__kwdefaults__ = function.__kwdefaults__
@@ -103,10 +103,10 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _capturing(tensors):
-    """Whether a CUDA graph is being recorded of them.
+    """Whether a CUDA graph is being captured.
 
-    A replay reads memory that the call has made. What is kept here may be forgotten before it, and
-    what is made while recording belongs to the graph.
+    A replay reads memory that the captured call allocated. A shortcut might be forgotten before the
+    replay, and one made during the capture would hold memory of the graph.
     """
     on_gpu = any(tensor.is_cuda for tensor in tensors)
     return on_gpu and torch.cuda.is_current_stream_capturing()
@@ -117,12 +117,13 @@ def _same(one, other):
 
 
 def _signature(args, options):
-    """(the tensors, all that a loss depends on but their values); None for the latter if there may
-    be more.
+    """(the tensors, the signature: all that a loss depends on except their values).
+
+    The signature is None if the loss may depend on more.
     """
     tensors, values = [], [*args, *options.values()]
     kinds = [*map(type, values)]  # 1 is not True
-    for place, kind in enumerate(kinds):  # what stands in tuples comes last
+    for place, kind in enumerate(kinds):  # the items of tuples are appended on the way
         if kind in _PLAIN:
             continue
         value = values[place]
@@ -138,14 +139,14 @@ def _signature(args, options):
     if transforming(*tensors):
         return None, None
     ids = [id(tensor) for tensor in tensors]
-    first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which are one tensor
+    first = () if len({*ids}) == len(ids) else map(ids.index, ids)  # which ones are the same tensor
     asked = asked_widths()
     prefixes = () if asked is None else (*asked.widths, *asked.weights)
     return tensors, (*kinds, *values, *options, *first, *_state(tensors), *prefixes)
 
 
 def _state(tensors):
-    """What beside its arguments decides how a loss is made."""
+    """The settings, besides its arguments, that decide how a loss is computed."""
     on_cpu = not tensors or tensors[0].is_cpu
     products = float32_products("cpu" if on_cpu else "cuda")
-    return default_name(), changes(), products, watched(), torch.is_inference_mode_enabled()
+    return default_name(), changes(), products, in_metrics(), torch.is_inference_mode_enabled()

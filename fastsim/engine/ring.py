@@ -1,9 +1,9 @@
-"""Losses over columns that travel from rank to rank instead of being gathered.
+"""Losses whose columns travel from rank to rank instead of being gathered.
 
-At step k a rank holds the columns of the rank k places after it; what a loss keeps of these
-columns, or their gradient, travels with them and is back home after as many steps as there are
-ranks. Rows and what is kept of them stay. Forward is one round of reductions (two where the
-terms of a row need the sum over all of it first), backward one of score gradients.
+At step k a rank holds the columns of the rank k places after it. The state of these columns, or
+their gradient, travels with them; after as many steps as there are ranks it is back on the rank
+that the columns belong to. Rows and their state stay. The forward pass is one round (two if the
+terms of a row need its sums first), and so is the backward pass.
 """
 
 from dataclasses import replace
@@ -21,15 +21,18 @@ from fastsim.precision import widened
 
 
 def travel(batch, lent, home=()):
-    """One round of this rank's columns: yields (their slice among all columns, lent).
+    """One round of the columns of all ranks: yields (slice of the columns, their `lent` tensors).
 
-    lent: tensors (M_rank, ...) that every rank reads. home: the tensors that every rank may
-    replace, a `Home`. Ranks without columns are passed over.
+    lent: tensors (M_rank, ...) of this rank's columns, which every rank reads.
+    home: a `Home`, tensors of this rank's columns that every rank may replace; or ().
+
+    Ranks without columns are skipped.
     """
     for step in range(batch.ranks):
         source = (batch.rank + step) % batch.ranks
         first = sum(batch.column_counts[:source])
-        # What is only read leaves while it is worked on; the last rank keeps it.
+        # Tensors that are only read are sent on while this rank works on them; at the last step
+        # nobody needs them any more.
         leaving = lent if step < batch.ranks - 1 else []
         arrive = _pass_on(batch, leaving, source, tag=0)
         if batch.column_counts[source]:
@@ -42,9 +45,9 @@ def travel(batch, lent, home=()):
 
 
 class Home:
-    """What is kept of columns, travelling with them; after a round a rank has its own again.
+    """Tensors that belong to columns and travel with them; after a round they are back home.
 
-    It is on its way while the rank works on the next columns: `arrive` waits for it.
+    They are sent while the rank works on the next columns; `arrive` waits for them.
     """
 
     def __init__(self, tensors=()):
@@ -55,19 +58,22 @@ class Home:
         return bool(self.tensors) or self._coming is not None
 
     def leave(self, batch, source, tag):
-        """Starts to send the tensors of the columns of `source` on."""
+        """Starts to send the tensors on; they belong to the columns of rank `source`."""
         self._coming = _pass_on(batch, self.arrive(), source, tag)
         self.tensors = []
 
     def arrive(self):
-        """The tensors of the columns that are here; `tensors` to be replaced."""
+        """Waits for the tensors of the columns that are here now, and returns them."""
         if self._coming is not None:
             self.tensors, self._coming = self._coming(), None
         return self.tensors
 
 
 def _pass_on(batch, tensors, source, tag):
-    """Starts to send the columns of `source` on; a function that waits for the next ones."""
+    """Starts to send tensors of the columns of `source` on, and to receive the next ones.
+
+    Returns a function that waits for the next ones and returns them.
+    """
     if batch.ranks == 1 or not tensors:
         return lambda: list(tensors)
     before, after = (
@@ -87,7 +93,7 @@ def _pass_on(batch, tensors, source, tag):
     def arrive():
         for request in requests:
             request.wait()
-        sent.clear()  # was to live until here
+        sent.clear()  # the memory must live until the requests are done
         return received
 
     return arrive
@@ -97,7 +103,9 @@ def _pass_on(batch, tensors, source, tag):
 
 
 def ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend):
-    """`tile_loss` (autograd.py) where y (M_rank, D) travels; scale and bias are 0-d tensors."""
+    """`tile_loss` (autograd.py) with columns y (M_rank, D) that travel; scale and bias are 0-d
+    tensors.
+    """
     weights = weights if weights is None else weights.expand(len(x))
     return _RingTile.apply(x, y, scale, bias, weights, tile, batch, backend)
 
@@ -110,7 +118,7 @@ class _RingTile(torch.autograd.Function):
             state = _forward(tile, x, y, batch, backend)
             loss = _own(tile, batch).finish(state)
         ctx.save_for_backward(x, y, scale, weights, *state)
-        ctx.call = replace(tile, seen=None), batch, backend
+        ctx.call = replace(tile, row_metrics=None), batch, backend
         return (loss if weights is None else (loss * weights).sum()).to(tile.loss_dtype(x))
 
     @staticmethod
@@ -120,17 +128,17 @@ class _RingTile(torch.autograd.Function):
         tile, batch, backend = ctx.call
         own = _own(tile, batch)
         losses = widened(tile.own_gradient(grad if weights is None else grad * weights))
-        # One scale for all ranks: each adds to gradients that travel.
+        # All ranks need one loss scale, as each adds to the gradients that travel.
         given = own, state, losses, x.dtype, batch.columns, backend, batch.name
         coefficients, loss_scale = scaled_coefficients(*given)
         coefficients = [c if c is None else c.to(scale.dtype) for c in coefficients]
         loss_scale = scale.new_ones(()) if loss_scale is None else loss_scale
         rows_backward = backend.unit_rows_backward if tile.cosine else backend.dot_rows_backward
-        wants = ctx.needs_input_grad
-        grads = [None] * len(wants)
+        needs_grad = ctx.needs_input_grad
+        grads = [None] * len(needs_grad)
         with without_autocast(x.device.type):
-            # The scale's gradient is sum_i unit_x . dunit_x / scale.
-            of_sides = wants[0] or wants[2], wants[1]
+            # dL/dscale = sum_i unit_x_i . dL/dunit_x_i / scale
+            of_sides = needs_grad[0] or needs_grad[2], needs_grad[1]
             unit_grads = _score_grads(tile, x, y, coefficients, of_sides, batch, backend)
             found = [
                 None
@@ -145,25 +153,25 @@ class _RingTile(torch.autograd.Function):
                 for along, values in zip(unit_grads, (x, y), strict=True)
             ]
         grads[:2] = (None if of_side is None else of_side[0] for of_side in found)
-        if wants[2]:
+        if needs_grad[2]:
             grads[2] = widened(found[0][1]).sum() / (loss_scale * scale)
             grads[2] = grads[2] + own.record.scale_gradient(own, state, losses)
             grads[2] = grads[2].to(scale.dtype)
-        if wants[3]:
+        if needs_grad[3]:
             grads[3] = own.record.bias_gradient(own, state, losses).to(scale.dtype)
         return tuple(grads)
 
 
 def _own(tile, batch):
-    """The tile of the rank's rows with its own columns, whose state is complete."""
+    """The tile of this rank's rows and this rank's columns; their state is complete."""
     first = batch.first_column
     own = slice(first, first + batch.column_counts[batch.rank])
     return replace(tile, pairs=tile.pairs.of_columns(own), group="")
 
 
 def _guided(tile, unit_x, y, batch, backend):
-    """The tile with unit rows of its guide, and the thresholds of its rows, whose positives are
-    among their own columns.
+    """The tile with unit rows of its guide and the thresholds of its rows, whose positives are on
+    the same rank.
     """
     tile = replace(tile, pairs=with_unit_rows(tile.pairs, backend))
     if tile.pairs.exclude_above is None:
@@ -174,7 +182,7 @@ def _guided(tile, unit_x, y, batch, backend):
 
 
 def _forward(tile, x, y, batch, backend):
-    """The state of the rank's rows over all columns, and that of its columns over all rows."""
+    """The state of this rank's rows over all columns and of its columns over all rows."""
     unit_x = backend.operand_rows(x, tile.cosine)[0]
     tile = _guided(tile, unit_x, y, batch, backend)
     own_parts = [part for part in tile.parts if part.axis != COLUMNS]
@@ -187,12 +195,12 @@ def _forward(tile, x, y, batch, backend):
         mine = found[0] if mine is None else tile.merge(own_parts, mine, found[0])
         home.tensors = tile.merge(column_parts, home.arrive(), found[1])
     if tile.whole_rows:
-        mine = _terms(replace(tile, seen=None), unit_x, y, mine, batch, backend)
+        mine = _terms(replace(tile, row_metrics=None), unit_x, y, mine, batch, backend)
     return tile.all_reduce([*mine, *home.tensors], [MATRIX])
 
 
 def _terms(tile, unit_x, y, state, batch, backend):
-    """The state of rows with the terms that want the sums over all columns, now known."""
+    """The state of rows with the terms that need the row's sums over all columns."""
     later = [part for part in tile.parts if part.needs_row]
     sums = state[: sum(part.size for part in tile.parts if not part.needs_row)]
     terms = None
@@ -205,9 +213,9 @@ def _terms(tile, unit_x, y, state, batch, backend):
     return [*sums, *terms]
 
 
-def _score_grads(tile, x, y, coefficients, wants, batch, backend):
-    """[dL/dunit_x of the rank's rows, dL/dunit_y of its columns], None where not wanted."""
-    want_x, want_y = wants
+def _score_grads(tile, x, y, coefficients, needs_grad, batch, backend):
+    """[dL/dunit_x of this rank's rows, dL/dunit_y of its columns], None where not needed."""
+    want_x, want_y = needs_grad
     unit_x, inverse = backend.operand_rows(x, tile.cosine)
     tile = _guided(tile, unit_x, y, batch, backend)
     grad_x = torch.zeros_like(unit_x, dtype=inverse.dtype) if want_x else None
@@ -217,7 +225,7 @@ def _score_grads(tile, x, y, coefficients, wants, batch, backend):
         part = replace(tile, pairs=tile.pairs.of_columns(columns))
         unit_y = backend.operand_rows(visiting, tile.cosine)[0]
         coefficients = tile.with_column_coefficients(coefficients, visiting_columns)
-        # The share of this rank, while those of the ranks before are on their way.
+        # This rank's part of the gradient, while the sum of the earlier ranks is still travelling.
         share = inverse.new_zeros(unit_y.shape) if want_y else None
         workspace = backend.workspace(unit_x, unit_y)
         for block in blocks_of(unit_x, unit_y, backend):
@@ -232,19 +240,18 @@ def _score_grads(tile, x, y, coefficients, wants, batch, backend):
     return [grad_x, home.tensors[0] if want_y else None]
 
 
-# ---- selection, and the few scores that are then needed ----
+# ---- selections, and the few scores that they need ----
 
 
-def ring_closest(x, y, unit_x, unit_y, semi_hard, pairs, batch, backend, seen=None):
-    """`fastsim.engine.selection.closest_column` where the columns travel: columns among those of
-    all ranks.
+def ring_closest(x, y, unit_x, unit_y, semi_hard, pairs, batch, backend, row_metrics=None):
+    """`fastsim.engine.selection.closest_column` over the columns of all ranks, which travel.
 
     unit_x (N, D), unit_y (M_rank, D): unit rows of the embeddings x and y.
     """
     unit_x, unit_y, dtype = unit_x.detach(), unit_y.detach(), x.dtype
     rows = backend.operand(selected_rows(x, unit_x, backend), dtype)
     lent = _lent(unit_y, y, backend)
-    # By the same products as the scores, so that a copy of a positive ties with it.
+    # From the same products as the scores, so that a copy of a positive ties with it.
     ceilings = unit_x.new_empty(0)
     if len(unit_x):
         ceilings = backend.paired_scores(rows, backend.operand(lent[-1][: len(unit_x)], dtype))
@@ -254,22 +261,22 @@ def ring_closest(x, y, unit_x, unit_y, semi_hard, pairs, batch, backend, seen=No
             continue
         part = pairs.of_columns(columns)
         others = backend.operand(visiting[-1], dtype)
-        closest = backend.closest(part, semi_hard, rows, others, ceilings, seen)
+        closest = backend.closest(part, semi_hard, rows, others, ceilings, row_metrics)
         scores = torch.linalg.vecdot(unit_x, visiting[0][closest.clamp(min=0)])
         best, found = _larger(best, found, scores, closest, columns)
     return found
 
 
 def _lent(points, embeddings, backend):
-    """What travels: the columns first, and last what a selection takes of them, mostly the same."""
+    """The tensors that travel: the columns, and last what the selection compares."""
     return [points, embeddings] if backend.scales_rows(embeddings.dtype) else [points]
 
 
 def _larger(best, found, values, within, columns):
-    """By row the larger value and its column, the first among equals.
+    """For each row the larger value and its column; of equal values the first column.
 
-    best, found: of the columns before. values, within: of those of a slice, counted within it, -1
-    for none.
+    best, found: value and column so far. values, within: those of a slice of the columns; `within`
+    counts from its start, -1 for none.
     """
     place = within + columns.start
     better = (within >= 0) & ((values > best) | ((values == best) & (place < found)))
@@ -277,11 +284,10 @@ def _larger(best, found, values, within, columns):
 
 
 def ring_hardest(x, y, of, measure, pairs, batch, backend):
-    """`fastsim.engine.selection.hardest_columns` where y travels: columns among those of all ranks.
+    """`fastsim.engine.selection.hardest_columns` over the columns y of all ranks, which travel.
 
-    of: the embeddings that x and y are the points of. measure: a distance of
-    `fastsim.losses.hardest`, by which the hardest of one rank's columns is set against that of
-    another's.
+    of: the embeddings from which the points x and y were made.
+    measure: a distance of `fastsim.losses.hardest`; it compares the hardest columns of two ranks.
     """
     x, y = x.detach(), y.detach()
     best = [x.new_full((len(x),), -torch.inf) for _ in range(2)]
@@ -299,10 +305,10 @@ def ring_hardest(x, y, of, measure, pairs, batch, backend):
 
 
 def ring_sum(function, x, y, batch):
-    """sum over the blocks of y of function(x, block, slice of the block), y travelling.
+    """The sum of function(x, y of a rank, its slice of columns) over all ranks, whose y travel.
 
-    function returns tensors that are differentiable in x (N, D) and the block (M_rank, D); they
-    are found again on the way back, one block at a time.
+    function: returns tensors that are differentiable in x (N, D) and y (M_rank, D). The backward
+    pass calls it again, for one rank's y at a time.
     """
     return _RingSum.apply(x, y, function, batch)
 

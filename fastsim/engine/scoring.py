@@ -1,7 +1,7 @@
-"""What is asked of a backend where a process may have no rows, or no columns, of its own.
+"""Calls of a backend on a process that may have no rows or no columns.
 
-One rank of a group may have none, as at the end of an epoch: there are no scores then, and no
-backend is asked for any.
+A rank of a group may have none, for example at the end of an epoch. There are no scores then, and
+the backend is not called.
 """
 
 import torch
@@ -17,19 +17,19 @@ def state_of(tile, unit_x, unit_y, backend, **options):
 
 
 def blocks_of(unit_x, unit_y, backend, **options):
-    """`Backend.blocks` of their scores."""
+    """`Backend.blocks` of the scores of unit_x and unit_y."""
     if not (len(unit_x) and len(unit_y)):
         return []
     return backend.blocks(len(unit_x), len(unit_y), unit_x.device, **options)
 
 
 def common_loss_scale(tile, weights, dtype, columns, backend, group):
-    """`Backend.loss_scale`, the least of all ranks of a group by name: gradients of theirs meet.
+    """`Backend.loss_scale`, the smallest over the ranks of a group, whose gradients are added up.
 
-    group: "" for one process.
+    group: the name of the group, "" for one process.
     """
     some = weights is None or weights.numel() > 0
-    # A rank without rows has no score gradients that could be too large.
+    # A rank without rows has no score gradient that could overflow.
     asked = weights if some else weights.new_zeros(1)
     loss_scale = backend.loss_scale(tile, asked, dtype, columns)
     if loss_scale is None or not group:
@@ -38,15 +38,16 @@ def common_loss_scale(tile, weights, dtype, columns, backend, group):
 
 
 def scaled_coefficients(tile, state, weights, dtype, columns, backend, group):
-    """(the coefficients for losses so weighted, times a loss scale; that scale () or None).
+    """(the coefficients of the losses times `weights` and a loss scale, that scale () or None).
 
-    The scale follows from the coefficients: what the state does not show is far off where there are
-    many scores, and small score gradients would be lost. It is the least of all ranks of a group.
+    The scale follows from the coefficients. A bound without the state would be far too high for
+    many scores, and small score gradients would be lost. Over a group it is the smallest of all
+    ranks, whose gradients are added up.
     """
     found = tile.coefficients(state, weights)
     loss_scale = backend.loss_scale(tile, None, dtype, columns, found)
     if loss_scale is None:
         return found, None
-    if group:  # gradients of all its ranks meet
+    if group:
         loss_scale = all_reduce_min(loss_scale, group)
     return tile.record.scaled(found, loss_scale), loss_scale

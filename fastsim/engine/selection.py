@@ -1,4 +1,4 @@
-"""Selection over all pairs: the columns that count."""
+"""Selection over all pairs: for each row the closest or hardest column."""
 
 import torch
 
@@ -9,37 +9,35 @@ from fastsim.pairs import Pairs
 
 
 def selected_rows(x, unit, backend):
-    """What a selection takes of embeddings x and their unit rows, without a gradient.
+    """The rows that a selection compares, x or its unit rows, without a gradient.
 
-    x itself, where the backend multiplies that exactly: rounding its unit rows to operands would
-    make another column the closest.
+    They are x itself if the backend multiplies x exactly: rounding unit rows to the type of its
+    operands could make another column the closest.
     """
     return (x if backend.scales_rows(x.dtype) else unit).detach()
 
 
-def closest_column(x, y, dtype, semi_hard, pairs, backend, seen=None):
-    """Column (N,) int64 of each row's largest admitted cosine but its positive's; -1: none.
+def closest_column(x, y, dtype, semi_hard, pairs, backend, row_metrics=None):
+    """The column (N,) int64 of each row's closest negative; -1 if it has none.
 
-    x (N, D), y (M, D): `selected_rows` of embeddings in `dtype`. seen: as `Tile.seen`, where
-    nothing is traced.
+    x (N, D), y (M, D): `selected_rows` of embeddings in `dtype`. row_metrics: as in `TileLoss`;
+    only while nothing is traced.
     """
     ids = pairs.row_ids, pairs.column_ids
     arguments = x, y, dtype, pairs.positives, *ids, semi_hard
-    if seen is not None:
-        return _forward(*arguments, backend.name, seen)
+    if row_metrics is not None:
+        return _forward(*arguments, backend.name, row_metrics)
     return _closest(*arguments, backend.name)
 
 
-def _forward(x, y, dtype, positives, row_ids, column_ids, semi_hard, backend, seen=None):
+def _forward(x, y, dtype, positives, row_ids, column_ids, semi_hard, backend, row_metrics=None):
     chosen = get(backend)
-    if not len(x):  # one rank of a group may have no rows
+    if not len(x):  # a rank of a group may have no rows
         return torch.empty_like(positives)
     with without_autocast(x.device.type):
         pairs = Pairs(positives, row_ids, column_ids)
         operands = chosen.operand(x, dtype), chosen.operand(y, dtype)
-        return chosen.closest(
-            pairs, semi_hard, *operands, **({} if seen is None else {"seen": seen})
-        )
+        return chosen.closest(pairs, semi_hard, *operands, row_metrics=row_metrics)
 
 
 def _forward_fake(x, y, dtype, positives, row_ids, column_ids, semi_hard, backend):
@@ -59,11 +57,13 @@ _closest = define(
 
 
 def hardest_columns(x, y, offsets, dtype, pairs, backend):
-    """Columns ((N,), (N,)) int64 of each row's hardest positive and hardest negative; -1: none.
+    """The columns ((N,), (N,)) int64 of each row's hardest positive and negative; -1 for none.
 
-    x (N, D), y (M, D) or None for x itself, `selected_rows` of embeddings in `dtype` or others in
-    the compute type; the lowest x_i . y_j - offsets_j of the row's group and the highest of any
-    other.
+    The hardest positive has the lowest x_i . y_j - offsets_j in the row's group, the hardest
+    negative the highest outside it.
+
+    x (N, D), y (M, D) or None for x itself: `selected_rows` of embeddings in `dtype`, or any rows
+    in the compute type.
     """
     column_groups = None if pairs.column_groups is pairs.row_groups else pairs.column_groups
     groups = pairs.row_groups, column_groups
@@ -96,18 +96,18 @@ _hardest = define(
 
 
 def finds_hardest_pairs(x, backend):
-    """Whether one call finds the hardest pairs of rows x (N, D), as `is_whole` says of losses."""
+    """Whether `hardest_pairs` serves rows x (N, D)."""
     return not traced() and backend.serves_hardest_pairs(*x.shape)
 
 
 def hardest_pairs(x, groups, backend):
-    """(columns (2, N) of the hardest pairs, Euclidean distances (2, N), a number () that is finite
-    where all are), in one call: the rows x (N, D) against each other.
+    """The hardest pairs among rows x (N, D) in one call, as in `Backend.hardest_pairs`: (columns
+    (2, N), Euclidean distances (2, N), a number () that is finite if all of x is).
     """
     return backend.hardest_pairs(x.detach(), groups)
 
 
-# ---- rows between which products tell the distances ----
+# ---- rows whose products order the distances ----
 
 
 def centred_rows(x, y, backend):

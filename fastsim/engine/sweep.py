@@ -2,37 +2,38 @@
 
     L = sum_k c_k loss(x[:, :w_k], y[:, :w_k]),   w_1 < w_2 < ... < w_K
 
-x_k and y_k are the unit rows of the prefixes, n_k their norms, and S_k the cosines of prefix k. A
-longer prefix has all products of a shorter one, and those of its own columns w_{k-1} to w_k:
+x_k and y_k are the unit rows of prefix k, n_k their norms, and S_k their cosines. The *own* columns
+of prefix k are w_{k-1} to w_k, those that prefix k - 1 lacks. A prefix has the products of the next
+shorter one and those of its own columns:
 
     S_k = r_k S_{k-1} q_k^T + x_k[own] y_k[own]^T,   r_k = |x_{k-1}| / |x_k| of each row, q_k of y
 
-So the products of all widths cost what those of the last one cost. The gradient goes back the same
-way. With G_k = dL_k/dS_k of the width's own loss, what S_k does to the whole sum is
+So the products of all widths together cost as much as those of the last width. The gradient goes
+back the same way. With G_k = dL_k/dS_k, where L_k is the loss of width k, the gradient of the whole
+sum with respect to S_k is
 
     H_k = G_k + r_{k+1} H_{k+1} q_{k+1}^T
 
-and the own columns of prefix k get one product, H_k y_k[own]. What is left are the norms: of each
-row the number a_k = sum_j G_k S_k, along which the gradient of S_k has no part. With it
+and the own columns of prefix k need one product, H_k y_k[own]. The gradient of a cosine with
+respect to x is orthogonal to x; a_k = sum_j G_k S_k of each row is the part along x to subtract:
 
     dx[own] = (H_k y_k[own] - s_k x[own]) / n_k,   s_k = a_k / n_k + r_{k+1} s_{k+1}
 
-It comes from the products themselves, so that what they are rounded by has no part along x either:
-a prefix of one number has gradient 0, however small the number. Prefixes l <= k have in the columns
-up to w_k what all have there, but what the longer ones give S_k, which the epilogue adds up beside
-the score gradients:
+a_k is computed from the products themselves, so that their rounding errors cancel too: a prefix of
+one number has gradient 0, however small the number is. The sums of a_l follow from the products of
+the own columns, minus d_k, the part that the longer prefixes add to the gradient of S_k; the
+epilogue sums d_k up beside the score gradients:
 
     sum_{l <= k} a_l = sum_{l <= k} x[own_l] . (H_l y_l[own_l]) / n_l - d_k
     d_k = sum_j (r_{k+1} H_{k+1} q_{k+1}^T) S_k
 
-No power of a norm is formed but the first, so that prefixes may be as short as any row. Where a
-prefix is zero, its cosines are 0 and have no gradient, but it has its part in the longer ones': it
-is held in units of the next longer norm.
+Norms occur in no higher power than the first, so a prefix may be as short as any row. If a prefix
+is zero, its cosines are 0 and have no gradient, but it is still part of the longer ones: it is
+stored in units of the next longer norm.
 
-Where the scores are products of the rows as they are, r, q and n are 1 and s is 0. A *width* is the
-step that adds the products of a prefix's own columns. Two ways through it, as in
-fastsim/engine/passes.py: fused, where a block of whole rows has what its score gradients need, or
-first the states and then the score gradients. There is a panel of each width.
+For dot products r, q and n are 1 and s is 0. Each width has its panel. As in
+fastsim/engine/passes.py there are two ways: fused, if a block of whole rows contains all that its
+score gradients depend on; otherwise first the states, then the score gradients.
 """
 
 import contextlib
@@ -50,22 +51,21 @@ from fastsim.engine.gradients import (
     fake_gradients,
     found_times,
     gradients_of,
+    needs_grad_of,
     once_each,
     sum_of_prefixes,
-    wants_of,
 )
 from fastsim.engine.passes import at_once
 from fastsim.engine.prefixes import Prefixes
 from fastsim.operators import define, differentiable_again
-from fastsim.precision import wide_dtype, widened
-from fastsim.scores import compute_dtype
+from fastsim.precision import compute_dtype, wide_dtype, widened
 
-# ---- what is asked for ----
+# ---- the request ----
 
 
 @dataclass
 class AskedWidths:
-    """Ascending widths and as many weights c_k; served: whether a loss has been their sum."""
+    """Ascending widths w_k and their weights c_k; served: whether a loss has computed the sum."""
 
     widths: tuple
     weights: tuple
@@ -81,9 +81,9 @@ _of_thread = _OfThread()
 
 @contextlib.contextmanager
 def sum_over(widths, weights):
-    """Within the block, a loss that can be is the sum over prefixes; see `AskedWidths.served`.
+    """Within the block a loss returns its sum over prefixes, if it can; see `AskedWidths.served`.
 
-    The embeddings given to it are as wide as the widest.
+    Its embeddings have to be as wide as the largest width.
     """
     before = asked_widths()
     widths, weights = zip(*sorted(zip(widths, weights, strict=True)), strict=True)
@@ -101,14 +101,14 @@ def asked_widths():
 
 
 def summable(tile, weights):
-    """Whether the sum over prefixes of a loss is a sum over scores of the same pairs."""
+    """Whether the losses of all prefixes are over the same pairs, so that they can be summed."""
     return weights is not None and tile.pairs.plain
 
 
 def serves(tile, x, weights, backend):
-    """Whether a sweep serves a loss of one process, whatever its sizes."""
+    """Whether a sweep can compute a loss of one process, of any size."""
     known = summable(tile, weights) and not tile.pairs.each_once
-    # Norms of prefixes and sums of score gradients are kept in float64.
+    # Norms of prefixes and sums of score gradients need float64.
     wide = wide_dtype(x.device) == torch.float64
     return known and wide and backend.sweeps(tile, x.dtype, x.device)
 
@@ -119,9 +119,9 @@ def sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend):
     y = None if y is x else y
     scale, bias, weights = as_operands(x, scale, bias, weights)
     sides = (x, y, scale, bias)
-    wants = wants_of(*sides)
-    arguments = once_each(tile_arguments(tile, *sides, weights, wants, backend))
-    if not any(wants):
+    needs_grad = needs_grad_of(*sides)
+    arguments = once_each(tile_arguments(tile, *sides, weights, needs_grad, backend))
+    if not any(needs_grad):
         return _sweep(*arguments, asked.widths, asked.weights)[0]
     formula = None if torch.compiler.is_compiling() else formula
     return _SweepLoss.apply(*arguments, asked.widths, asked.weights, formula)
@@ -131,19 +131,23 @@ def sweep_loss(asked, tile, x, y, scale, bias, weights, formula, backend):
 
 
 def forward(*arguments):
-    """[loss, if a gradient is wanted those of the inputs] of the weighted sum over the widths."""
+    """[loss, *gradients of the inputs] of the weighted sum over the widths."""
     *arguments, widths, width_weights = arguments
     call = Call(TileArguments(*arguments))
     call.weigh_rows()
     with without_autocast(call.x.device.type):
         x = Prefixes.of(call.x, widths, call.tile.cosine, call.backend)
-        y = x if call.together else Prefixes.of(call.y, widths, call.tile.cosine, call.backend)
-        fused = any(call.wants) and at_once(call)
-        keep = any(call.wants) and not fused
+        y = (
+            x
+            if call.self_similarity
+            else Prefixes.of(call.y, widths, call.tile.cosine, call.backend)
+        )
+        fused = any(call.needs_grad) and at_once(call)
+        keep = any(call.needs_grad) and not fused
         panels = call.backend.sweep(call.tile, x, y, whole_rows=fused, keep=keep)
         of_width = [weight * call.weights for weight in width_weights]
         found = []
-        if any(call.wants):
+        if any(call.needs_grad):
             states, products = (_fused if fused else _in_two_passes)(call, panels, x, y, of_width)
             of_rows = [list(each.result()) for each in products]
             dots = panels.row_dots, panels.column_dots
@@ -184,12 +188,13 @@ def _products(call, x, y, *, spent):
 
 
 def _input_gradients(call, dots, states, of_rows, prefixes, widths, weights):
-    """dL/dx and dL/dy in the compute type, empty where not wanted, dL/dscale and dL/dbias (2,).
+    """(dL/dx, dL/dy, dL/d(scale, bias) (2,)), the first two in the compute type, empty if not
+    needed.
 
-    of_rows: of each width those of the prefixes' own columns, which are let go.
+    of_rows: for each width the products for the own columns of x and y; each is freed after use.
     """
     row_dots, column_dots = dots
-    if call.together:
+    if call.self_similarity:
         dots = row_dots + column_dots, None
     grads, along = [], None  # of rows, by row: their products with their gradients
     for place, values in enumerate((call.x, call.y)):
@@ -201,16 +206,16 @@ def _input_gradients(call, dots, states, of_rows, prefixes, widths, weights):
             along = side.backward(found, values, of_side, grad, widths, call.backend)
         del found
         # Rows whose gradient is not wanted may be here for the gradient of the scale alone.
-        grads.append(grad if call.wants[place] else grad.new_empty(0))
+        grads.append(grad if call.needs_grad[place] else grad.new_empty(0))
     parameters = call.x.new_zeros(2, dtype=torch.float64)
     record = call.tile.record
     doubled = [widened(of_width) for of_width in weights]
-    if call.wants[2]:
+    if call.needs_grad[2]:
         # Together, the products hold the rows' and the columns' share of the same sum.
-        parameters[0] = along.sum() / ((1 + call.together) * call.scale)
+        parameters[0] = along.sum() / ((1 + call.self_similarity) * call.scale)
         for state, of_width in zip(states, doubled, strict=True):
             parameters[0] += record.scale_gradient(call.tile, state, of_width)
-    if call.wants[3]:
+    if call.needs_grad[3]:
         for state, of_width in zip(states, doubled, strict=True):
             parameters[1] += record.bias_gradient(call.tile, state, of_width)
     return *grads, parameters
@@ -223,7 +228,7 @@ def _forward_fake(*arguments):
     *arguments, _, _ = arguments
     call = Call(TileArguments(*arguments), fake=True)
     loss = call.x.new_empty((), dtype=call.tile.loss_dtype(call.x))
-    return [loss, *(fake_gradients(call, compute_dtype(call.x)) if any(call.wants) else ())]
+    return [loss, *(fake_gradients(call, compute_dtype(call.x)) if any(call.needs_grad) else ())]
 
 
 _sweep = define(
@@ -251,7 +256,7 @@ class _SweepLoss(torch.autograd.Function):
         loss, *found = _sweep(*arguments, widths, width_weights)
         ctx.widths, ctx.width_weights = widths, width_weights
         arguments = TileArguments(*arguments)
-        ctx.wants, ctx.cosine = arguments.wants, arguments.cosine
+        ctx.needs_grad, ctx.cosine = arguments.needs_grad, arguments.cosine
         ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
         ctx.save_for_backward(*arguments.tensors(), *found)
         return loss
@@ -259,5 +264,5 @@ class _SweepLoss(torch.autograd.Function):
     @staticmethod
     @differentiable_again(_formula, inputs=4)
     def backward(ctx, saved, grad):
-        parts = found_times(saved[TENSORS:], grad, ctx.wants)
+        parts = found_times(saved[TENSORS:], grad, ctx.needs_grad)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 3)

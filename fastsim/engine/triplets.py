@@ -1,9 +1,8 @@
-"""Triplets of one batch in groups, a band of rows at a time: sums over them, and their gradient.
+"""Sums over all triplets of a batch with groups, and their gradient, one band of rows at a time.
 
-There are as many terms as triplets, and so score gradients for most pairs. Between the products,
-which the backend makes, they are found in plain torch, from one sort of each row's negatives:
-neither N x N distances nor a triple of anything is held, and the gradient of each band is finished
-while it is there.
+Most pairs are part of a triplet and have a score gradient. The backend computes the products; the
+rest is plain torch, from one sort of each row's negatives. Neither N x N distances nor a list of
+triplets exists, and the gradient of a band is finished before the next band.
 """
 
 import torch
@@ -16,26 +15,27 @@ from fastsim.operators import define, differentiable_again
 from fastsim.precision import wide_dtype, widened
 from fastsim.ties import highest_equal
 
-BAND = 1 << 20  # distances of a band on a CPU; about ten arrays of that size are alive
+BAND = 1 << 20  # distances of a band on a CPU; about ten arrays of this size are alive
 
 
 def triplet_sum(x, groups, anchors, margin, distance, triplets, largest, formula, backend):
     """(sum () of the terms, their number ()) over the triplets of rows x (N, D).
 
-    anchors: the slice of the rows whose triplets these are, each with all rows.
-    distance: "euclidean", or "cosine" of unit rows. triplets: "all" or "semi_hard".
-    largest: rows that no group has more of, or None; if one has, the sum is NaN.
-    formula: (distances (A, N), groups, anchors, margin, distance) -> the same in plain torch, for
-    derivatives of the gradient.
+    anchors: the slice of rows that are anchors; positives and negatives come from all rows.
+    distance: "euclidean", or "cosine" for unit rows.
+    triplets: "all" or "semi_hard".
+    largest: an upper bound of the size of a group, or None; if a group is larger, the sum is NaN.
+    formula: (distances (A, N), groups, anchors, margin, distance) -> the same result in plain
+        torch, for second derivatives.
     backend: its name.
     """
     options = margin, distance, triplets, largest, formula, backend
-    x = x if torch.is_grad_enabled() else x.detach()  # no gradient is made then
+    x = x if torch.is_grad_enabled() else x.detach()  # so that no gradient is computed
     return _TripletSum.apply(x, groups, anchors, *options)
 
 
 def distances_of(x, anchors, distance):
-    """Distances (A, N) of a slice of rows of x to all of them in plain torch, differentiable."""
+    """The distances (A, N) of a slice of the rows x to all rows, in plain torch, differentiable."""
     if distance == "euclidean":
         return all_distances(x[anchors], x)
     with without_autocast(x.device.type):
@@ -43,9 +43,9 @@ def distances_of(x, anchors, distance):
 
 
 def as_far(distances, distance):
-    """The highest distances that count as equal to these: those of copies are rounded otherwise.
+    """The largest distances that count as equal to these, as copies of a row round differently.
 
-    Of a cosine's distance what is rounded is the cosine, whatever is left of 1.
+    A cosine distance has the rounding error of its cosine, however small the distance is.
     """
     return highest_equal(distances, 1.0 if distance == "cosine" else distances)
 
@@ -78,7 +78,7 @@ def _forward(x, groups, start, stop, margin, distance, triplets, largest, want_g
     grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
     total, number = members.unlisted(), groups.new_zeros(())
     tall = max(1, numbers_of_a_band(x.device, BAND) // len(x))
-    # The mean of large numbers would round what it is to make small.
+    # In the type of sums: a rounded mean would leave large numbers.
     wide = wide_dtype(x.device)
     centred = None if distance == "cosine" else x - x.mean(0, dtype=wide).to(x.dtype)
     with without_autocast(x.device.type):
@@ -130,12 +130,14 @@ class _Members:
         self.most = torch.arange(largest, device=groups.device)
 
     def unlisted(self):
-        """(): 0, or NaN where a group has more members than are listed."""
+        """(): 0, or NaN if a group has more members than are listed."""
         more = self.size.max() > len(self.most)
         return torch.zeros_like(more, dtype=wide_dtype(more.device)).masked_fill_(more, torch.nan)
 
     def of(self, rows):
-        """(columns (R, K), which of them are positives, which columns (R, N) are negatives)."""
+        """(columns (R, K), whether each is a positive, whether each of all columns (R, N) is a
+        negative) for a band of rows.
+        """
         first, size = self.first[rows, None], self.size[rows, None]
         columns = self.order[(first + self.most).clamp(max=len(self.order) - 1)]
         own = torch.arange(len(self.groups), device=self.groups.device)[rows, None]
@@ -177,7 +179,7 @@ def _all(distances, columns, positive, negative, margin, _):
 
 
 def _sum(terms):
-    """Of terms (R, K), in an order that is the same with any number of threads."""
+    """The sum of terms (R, K), in an order that does not depend on the number of threads."""
     return terms.sum(1).sum()
 
 

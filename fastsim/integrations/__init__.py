@@ -1,1 +1,1 @@
-"""Drop-in losses for libraries that people already train with; each is imported when asked for."""
+"""Drop-in losses for other training libraries; each module imports its library."""

@@ -1,8 +1,8 @@
-"""The dtype in which a peer returns its loss, asked of the peer itself on a few rows.
+"""The dtype in which a peer returns its loss, found by running the peer on a few rows.
 
-Ours are computed in float32 and more; what a trainer gets back has the dtype that it had before.
-Which that is depends on the peer's operations, on autocast's lists and on the torch at hand. So it
-does whether a peer takes columns of several dtypes; ours takes them always.
+Fused losses are computed in float32 or more, but a trainer has to get the dtype of before. That
+depends on the peer's operations, on autocast and on the version of torch. Unlike some peers, fused
+losses accept columns of several dtypes.
 """
 
 import functools
@@ -10,12 +10,12 @@ import functools
 import torch
 from torch import Tensor
 
-_known = {}
+_known = {}  # (owner, device, dtypes) -> dtype of the peer's loss
 _WIDE = {torch.float32, torch.float64}
 
 
 def in_one_dtype(*columns):
-    """The columns in the floating dtype that all of them promote to."""
+    """The columns in their common promoted floating dtype."""
     dtypes = {column.dtype for column in columns}
     if len(dtypes) == 1 or not all(dtype.is_floating_point for dtype in dtypes):
         return list(columns)
@@ -23,13 +23,13 @@ def in_one_dtype(*columns):
     return [column.to(wide) for column in columns]
 
 
-def as_theirs(loss, owner, call, *given):
-    """`loss` in the dtype of call(), theirs on a few rows; where that raises, as it is.
+def in_their_dtype(loss, owner, call, *inputs):
+    """`loss` in the dtype of call(), the peer's loss of a few rows; unchanged if that raises.
 
-    owner: what names the computation; kept with the dtypes of `given`, what the loss is made of,
-    for the next time.
+    owner: a hashable name of the computation. The dtype is remembered per owner and dtypes of
+    `inputs`, so that the peer runs once for each.
     """
-    tensors = [value for value in given if isinstance(value, Tensor)]
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
     device = loss.device.type
     autocast = torch.is_autocast_enabled(device)
     dtypes = {t.dtype for t in tensors if t.is_floating_point()}
@@ -41,15 +41,15 @@ def as_theirs(loss, owner, call, *given):
         with torch.no_grad():
             try:
                 _known[key] = call().dtype
-            except Exception:  # a mixture of dtypes, or a user's function that wants more rows
+            except Exception:  # a mixture of dtypes, or a user's function that needs more rows
                 _known[key] = loss.dtype
     return loss.to(_known[key])
 
 
-def code_of(called):
-    """What tells a callable from others and can be kept: it may hold a model, as a method does."""
-    while isinstance(called, functools.partial):
-        called = called.func
-    function = getattr(called, "__func__", called)
-    code = getattr(function, "__code__", None) or getattr(function, "__qualname__", None)
-    return code or type(called)
+def function_key(function):
+    """A key that identifies a callable without keeping alive the objects that it holds."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    plain = getattr(function, "__func__", function)
+    code = getattr(plain, "__code__", None) or getattr(plain, "__qualname__", None)
+    return code or type(function)

@@ -1,4 +1,4 @@
-"""A module in the place of a peer's: every name that it does not have is the peer's."""
+"""Modules that take the place of a peer's: names that they lack are looked up in the peer."""
 
 import contextlib
 import re
@@ -8,10 +8,10 @@ from types import ModuleType
 
 
 def check_version(package, *least):
-    """ImportError where the package that is installed is earlier than `least`: 1, 5, 21 for 1.5.21.
+    """ImportError if the installed package is older than `least`, which is 1, 5, 21 for 1.5.21.
 
-    What follows the numbers, as of a release candidate, does not count. A checkout that is on the
-    path without being installed has no version, and passes.
+    A suffix, as of a release candidate, is ignored. A package that is on the path without being
+    installed has no version and passes.
     """
     try:
         found = version(package)
@@ -25,13 +25,13 @@ def check_version(package, *least):
         raise ImportError(f"{package}: wanted version {wanted} or later, got {found}")
 
 
-def served(name, *theirs):
-    """(__getattr__, __dir__, __all__) of the module `name`, which stands for the modules `theirs`.
+def forwarding(name, *theirs):
+    """(__getattr__, __dir__, __all__) of the module `name`, which takes the place of `theirs`.
 
-    A name is looked up when it is asked for, in `theirs` in their order; a module may be given as a
-    function that imports it, and is passed over where that fails. Names with two underscores are
-    the module's own: those of another would tell Python that our files are theirs. `__all__` is
-    what `import *` gave there.
+    A name that the module lacks is looked up in `theirs`, in order, at the time of the access. A
+    module may be given as a function that imports it; it is skipped if the import fails. Names with
+    two leading underscores are not forwarded: `__path__` would let Python import the peer's files
+    under our name. `__all__` is what `import *` gives for `theirs`.
     """
 
     def modules():

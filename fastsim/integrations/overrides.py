@@ -1,57 +1,88 @@
-"""Finds methods of a peer's class that somebody has replaced.
+"""Finds out why a loss cannot be fused, above all what of the peer's class was replaced.
 
-A class of ours in the place of a peer's computes the loss without calling them. Whoever replaced
-such a method, a hook, means it to run: then the peer's own code runs, and a warning says so once.
+A fused loss does not call the methods of the peer's class whose place it takes. Somebody who has
+replaced such a method (a hook) expects it to run. The peer's own code then computes the loss, and
+a warning gives the reason once. The same holds for an option that has no fused form.
 """
 
 import sys
 import types
 import warnings
 
-_said = set()
+_warned = set()  # (name of the class, reason)
 _UNKNOWN = object()
 
 
-def say_once(module, sentence, package, *, stacklevel=2):
-    """A warning that `package`'s own code computes the loss, once for each class and sentence.
+def warn_once(module, reason, package, *, stacklevel=2):
+    """Warns that `package`'s own code computes the loss, once for each class and reason.
 
-    stacklevel: of whoever called the caller, as `warnings.warn` counts.
+    stacklevel: counted from the caller, as by `warnings.warn`.
     """
     name = type(module).__name__
-    if (name, sentence) not in _said:
-        _said.add((name, sentence))
+    if (name, reason) not in _warned:
+        _warned.add((name, reason))
         warnings.warn(
-            f"{name}: {sentence}; {package}'s own code computes it, with its memory",
+            f"{name}: {reason}; {package}'s own code computes the loss, without saving memory",
             stacklevel=stacklevel + 1,
         )
 
 
-class Hooked:
-    """Mixed in before a class of a peer; `hooks` names what of it the fused form does not call.
+def no_fused_form(name):
+    """The reason where the value of an option has no fused form."""
+    return f"{name} has no fused form"
 
-    The class of ours says them once, `class Ours(Hooked, Theirs, hooks=("method",))`; subclasses
-    inherit them. Said or not, every function that the peer's module defines beside its class is a
-    hook too, and so is, in the peer's class, every method that ours has one in the place of.
+
+def replaced(name):
+    """The reason where something that the fused form does not call has been replaced."""
+    return f"{name} has been replaced"
+
+
+class Hooked:
+    """Mixed in before a class of a peer; `hooks` names its methods that the fused form skips.
+
+    A class of ours declares them, `class Ours(Hooked, Theirs, hooks=("method",))`, and subclasses
+    inherit them. Two more kinds of hook need no declaration: every function that the module of the
+    peer's class defines, and every method of the peer's class that ours overrides.
     """
 
+    _package = None  # the peer's name, for warnings
     _originals, _functions, _covered = {}, {}, {}
 
     def __init_subclass__(cls, hooks=None, **options):
         super().__init_subclass__(**options)
         cls._covered = cls._covered | _covered(cls)
-        # What a class before this one has seen was there first: a patch may have come since.
+        # What a base class has recorded comes first: a patch may have been made since.
         cls._functions = _functions_beside(cls) | cls._functions
         if hooks is not None:
             cls._originals = {hook: _as_shipped(cls, hook) for hook in hooks if hasattr(cls, hook)}
 
+    def unfused_reason(self, *inputs):
+        """Why the loss of these inputs is not fused, or None.
+
+        A clause without a full stop, such as "scale has no fused form". inputs: those of the loss,
+        for classes where the reason may lie in them.
+        """
+        hook = self.replaced_hook()
+        return None if hook is None else replaced(hook)
+
+    def is_unfused(self, *inputs, stacklevel=2):
+        """Whether the peer's code has to compute the loss of these inputs; warns once, with why.
+
+        stacklevel: counted from the caller, as by `warnings.warn`.
+        """
+        reason = self.unfused_reason(*inputs)
+        if reason is not None:
+            warn_once(self, reason, self._package, stacklevel=stacklevel + 1)
+        return reason is not None
+
     def replaced_hook(self):
         """The name of a hook that a subclass, a patch or an attribute has replaced, or None."""
-        kind, own = type(self), self.__dict__
+        kind, attributes = type(self), self.__dict__
         for hook, original in self._originals.items():
-            if hook in own or getattr(kind, hook, None) is not original:
+            if hook in attributes or getattr(kind, hook, None) is not original:
                 return hook
-        for (beside, name), original in self._functions.items():
-            if getattr(beside, name, None) is not original:
+        for (module, name), original in self._functions.items():
+            if getattr(module, name, None) is not original:
                 return name
         for (theirs, name), original in self._covered.items():
             if getattr(theirs, name, None) is not original:
@@ -60,16 +91,16 @@ class Hooked:
 
 
 def stands_for(cls):
-    """The class that `cls` stands for, which has its name, or None."""
-    # The last one: before it there may be ours, of which somebody has made another of that name.
+    """The peer's class whose place `cls` takes: its last base class of the same name, or None."""
+    # The last one, since a user may have derived a class of the same name from ours.
     kinds = [kind for kind in cls.__mro__[1:] if kind.__name__ == cls.__name__]
     return kinds[-1] if kinds else None
 
 
 def _functions_beside(cls):
-    """{(module, name): function} of those that the module of the class `cls` stands for defines."""
+    """{(module, name): function} defined in the module of the class whose place `cls` takes."""
     theirs = stands_for(cls)
-    if theirs is None or issubclass(theirs, Hooked):  # the latter is a user's own
+    if theirs is None or issubclass(theirs, Hooked):  # the latter: `cls` is a user's
         return {}
     module = sys.modules[theirs.__module__]
     return {
@@ -80,7 +111,7 @@ def _functions_beside(cls):
 
 
 def _covered(cls):
-    """{(their class, name): their method} of those that a class before theirs overrides."""
+    """{(their class, name): their method} of the methods that a class before theirs overrides."""
     theirs = stands_for(cls)
     if theirs is None:
         return {}
@@ -90,7 +121,7 @@ def _covered(cls):
 
 
 def _is_hook(theirs, name):
-    """Whether that is a method of the package of `theirs`, by which the loss may be computed."""
+    """Whether this is a method of the peer's package that may take part in the loss."""
     special = name.startswith("__") and name != "__call__"
     owner = next((kind for kind in theirs.__mro__ if name in vars(kind)), None)
     if special or name == "get_config_dict" or owner is None:
@@ -100,7 +131,7 @@ def _is_hook(theirs, name):
 
 
 def _as_shipped(cls, hook):
-    """The method of that name; something that nothing equals where it was patched before us."""
+    """The method as the package ships it; a value equal to nothing if it was patched already."""
     owner = next(kind for kind in cls.__mro__ if hook in vars(kind))
     found = getattr(cls, hook)
     module = sys.modules[owner.__module__]
@@ -108,7 +139,7 @@ def _as_shipped(cls, hook):
 
 
 def patched_attribute(module):
-    """The name of a method that an attribute of this very object hides, or of a hook of torch."""
+    """The name of a method that an attribute of the object hides, or of torch hooks on it."""
     kind = type(module)
     for name, value in vars(module).items():
         if callable(getattr(kind, name, None)):
@@ -118,9 +149,12 @@ def patched_attribute(module):
     return None
 
 
-def is_plain(module, wanted):
-    """Whether a torch module is what `wanted` is: its class, its options, nothing hooked."""
-    if type(module) is not type(wanted):
+def is_plain(module, reference):
+    """Whether a torch module has the class and options of `reference`, and no hooks of its own."""
+    if type(module) is not type(reference):
         return False
-    ours, theirs = ({k: v for k, v in vars(m).items() if k != "training"} for m in (module, wanted))
-    return ours == theirs
+    one, other = (
+        {name: value for name, value in vars(m).items() if name != "training"}
+        for m in (module, reference)
+    )
+    return one == other

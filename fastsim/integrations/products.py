@@ -1,4 +1,4 @@
-"""A softmax over plain products of rows, which several packages' in-batch losses are."""
+"""Cross entropy over dot products of rows: the in-batch loss of several packages."""
 
 from fastsim.autocast import embeddings_in_autocast
 from fastsim.backends import pick
@@ -7,9 +7,9 @@ from fastsim.checks import check_integers, check_range, check_reduction, check_s
 from fastsim.engine.autograd import tile_loss
 from fastsim.losses import info_nce_from_scores
 from fastsim.pairs import Pairs, as_ids
+from fastsim.precision import compute_dtype
 from fastsim.reduce import as_float, equal_row_weights, inverse
-from fastsim.scores import compute_dtype
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 @embeddings_in_autocast("rows", "columns")
@@ -26,14 +26,15 @@ def cross_entropy(
 ):
     """-log softmax_j(scale x_i . y_j) at j = positives[i]: rows (N, D), columns (M, D).
 
-    scale: a positive number or 0-d tensor. symmetric: the mean of that and of the columns among the
-    rows. reduction: "mean", "sum" or "none"; weights (N,), in its place: sum_i weights_i loss_i.
-    names: what the caller calls the tensors. TypeError, ValueError where these do not fit.
+    scale: a positive number or 0-d tensor. symmetric: the mean of this and of the same with rows
+    and columns exchanged. reduction: "mean", "sum" or "none". weights (N,) replace the reduction:
+    sum_i weights_i loss_i. names: the caller's names of the tensors, for messages. TypeError,
+    ValueError for arguments that do not fit.
     """
-    of_rows, of_columns, of_positives = names
-    check_sides(of_columns, columns, of_rows, rows)
-    check_integers(of_positives, positives, rows.shape[0], rows.device)
-    check_range(of_positives, positives, columns.shape[0])
+    rows_name, columns_name, positives_name = names
+    check_sides(columns_name, columns, rows_name, rows)
+    check_integers(positives_name, positives, rows.shape[0], rows.device)
+    check_range(positives_name, positives, columns.shape[0])
     check_reduction(reduction)
     positives = as_ids(positives)
     backend = pick(None, rows, columns, scale, kind="softmax", extras=(DOT,))
@@ -47,13 +48,13 @@ def cross_entropy(
             reduction=reduction if weights is None else "none",
         )
         return losses if weights is None else (weights * losses).sum()
-    tile = Tile("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
+    tile = TileLoss("softmax", Pairs(positives), symmetric=symmetric, cosine=False)
     if weights is None:
         weights = equal_row_weights(reduction, rows.shape[0], compute_dtype(rows), rows.device)
 
     def formula(scores, scale, _):
-        given = {"temperature": 1 / scale, "symmetric": symmetric, "reduction": "none"}
-        return info_nce_from_scores(scores, positives, **given)
+        options = {"temperature": 1 / scale, "symmetric": symmetric, "reduction": "none"}
+        return info_nce_from_scores(scores, positives, **options)
 
-    given = {"weights": weights, "formula": formula, "backend": backend}
-    return tile_loss(tile, rows, columns, scale=scale, **given)
+    options = {"weights": weights, "formula": formula, "backend": backend}
+    return tile_loss(tile, rows, columns, scale=scale, **options)

@@ -2,11 +2,11 @@
 
     from fastsim.integrations.tevatron import SimpleContrastiveLoss, DistributedContrastiveLoss
 
-Subclasses of tevatron.loss's classes, of version 0.1 or of its repository, with their arguments and
-results: the cross entropy of each query's products with all passages. A query's own passage is
-every n_target-th, or without that option, at even steps. Tevatron's code computes the loss where
-targets are probabilities, and where a loss has further attributes, such as a temperature, or a
-replaced method; a warning says so once.
+Subclasses of the classes in tevatron.loss (version 0.1, or of the repository), with their arguments
+and results: the cross entropy of each query's dot products with all passages. The passages of a
+query are consecutive, its positive first. Tevatron's code computes the loss if targets are
+probabilities, if a loss has further attributes, such as a temperature, or if a method has been
+replaced; a warning says so once.
 """
 
 import torch
@@ -14,15 +14,15 @@ from tevatron import loss as theirs
 
 from fastsim.checks import INTEGRAL, can_be_read
 from fastsim.integrations import names
-from fastsim.integrations.dtypes import as_theirs
-from fastsim.integrations.overrides import Hooked, say_once
+from fastsim.integrations.dtypes import in_their_dtype
+from fastsim.integrations.overrides import Hooked, no_fused_form
 from fastsim.integrations.products import cross_entropy
 from fastsim.pairs import as_ids
-from fastsim.scores import compute_dtype
+from fastsim.precision import compute_dtype
 
 IGNORED = -100  # a target that torch's cross entropy leaves out
 
-# What theirs have; another attribute is an option that the fused form does not know.
+# The attributes of theirs. Any other is an option that the fused form does not know.
 ATTRIBUTES = {"target_per_qry", "word_size", "world_size", "rank", "scale_loss"}
 
 _TheirLoss = theirs.SimpleContrastiveLoss
@@ -30,53 +30,55 @@ _their_call = _TheirLoss.__call__
 
 
 class SimpleContrastiveLoss(Hooked, theirs.SimpleContrastiveLoss, hooks=()):
-    """Of queries x (N, D) and passages y (M, D); target (N,): the place of each query's own."""
+    """Queries x (N, D), passages y (M, D); target (N,): the column of each query's positive."""
+
+    _package = "tevatron"
 
     def __call__(self, x, y, target=None, reduction="mean"):
-        reason = _unfused(self, x, y, target)
-        if reason is not None:
-            say_once(self, f"{reason} no fused form", "tevatron", stacklevel=3)
-        if reason is not None or len(x) == 0:
+        if self.is_unfused(x, y, target, stacklevel=3) or len(x) == 0:
             return super().__call__(x, y, target=target, reduction=reduction)
         if target is None:
             step = getattr(self, "target_per_qry", None)
-            if step is None:  # not of version 0.1
+            if step is None:  # the repository's class, which has no such option
                 step = len(y) // len(x)
             elif len(x) * step != len(y):
                 raise ValueError(
-                    f"y: wanted {len(x) * step} passages, {step} of each query, got {len(y)}"
+                    f"y: wanted {len(x) * step} passages, {step} per query, got {len(y)}"
                 )
             target, ignored = torch.arange(0, len(x) * step, step, device=x.device), None
         else:
             target, ignored = _split(as_ids(target))
-        given = {"reduction": reduction, "names": ("x", "y", "target")}
+        options = {"reduction": reduction, "names": ("x", "y", "target")}
         if ignored is not None and reduction != "none":
-            given["weights"] = _weights(ignored, reduction, compute_dtype(x))
-        loss = cross_entropy(x, y, target, 1.0, **given)
+            options["weights"] = _weights(ignored, reduction, compute_dtype(x))
+        loss = cross_entropy(x, y, target, 1.0, **options)
         if ignored is not None:
             loss = _without(ignored, loss, reduction)
 
-        def few():
+        def theirs_on_two_rows():
             sides = x.detach()[:2], y.detach()[:2]
             return _their_call(_TheirLoss(), *sides, torch.zeros_like(target[:2]))
 
-        return as_theirs(loss, _TheirLoss, few, x, y)
+        return in_their_dtype(loss, _TheirLoss, theirs_on_two_rows, x, y)
 
-
-def _unfused(loss, x, y, target):
-    """What has no fused form, with its verb, or None."""
-    changed = loss.replaced_hook() or min(vars(loss).keys() - ATTRIBUTES, default=None)
-    if changed is not None:
-        return f"{changed} has"
-    if target is not None and target.dtype not in INTEGRAL:
-        return f"a target of {target.dtype} has"
-    return None if x.dtype == y.dtype else f"x of {x.dtype} against y of {y.dtype} has"
+    def unfused_reason(self, x, y, target):
+        reason = super().unfused_reason()
+        if reason is not None:
+            return reason
+        options = vars(self).keys() - ATTRIBUTES
+        if options:
+            return no_fused_form(min(options))
+        if target is not None and target.dtype not in INTEGRAL:
+            return no_fused_form(f"a target of {target.dtype}")
+        if x.dtype != y.dtype:
+            return no_fused_form(f"x of {x.dtype} against y of {y.dtype}")
+        return None
 
 
 def _split(target):
-    """(targets, those of ignored queries being 0; which these are, None where there are none).
+    """(targets, with 0 for ignored queries; the mask of these queries, or None if there are none).
 
-    Off the CPU nothing is read, as that would wait for the device.
+    Off the CPU there is always a mask: to look for none would wait for the device.
     """
     ignored = target == IGNORED
     if can_be_read(target) and not ignored.any():
@@ -85,20 +87,20 @@ def _split(target):
 
 
 def _weights(ignored, reduction, dtype):
-    """Of the queries' losses in the sum, or the mean over those that are not ignored."""
+    """The weights of the queries' losses in the sum, or in the mean over those not ignored."""
     kept = (~ignored).to(dtype)
     return kept / kept.sum().clamp(min=1) if reduction == "mean" else kept
 
 
 def _without(ignored, loss, reduction):
-    """The loss, 0 for each ignored query; the mean of none is NaN. Neither has a gradient."""
+    """The loss with 0 for ignored queries; NaN for a mean over none. Neither has a gradient."""
     if reduction == "mean":
         return loss.masked_fill(ignored.all(), torch.nan)
     return loss.masked_fill(ignored, 0.0) if reduction == "none" else loss
 
 
 class DistributedContrastiveLoss(theirs.DistributedContrastiveLoss, SimpleContrastiveLoss):
-    """The same of the queries and passages of all processes, gathered by their code."""
+    """The loss of the queries and passages of all processes, gathered by their code."""
 
 
-__getattr__, __dir__, __all__ = names.served(__name__, theirs)
+__getattr__, __dir__, __all__ = names.forwarding(__name__, theirs)

@@ -1,4 +1,4 @@
-"""What losses see of their batches, in the logs of transformers' trainers.
+"""Logs the metrics of training batches (`fastsim.metrics`) in transformers' trainers.
 
 from fastsim.integrations.transformers import log_metrics
 
@@ -17,48 +17,48 @@ from fastsim.batch_metrics import Metrics, metrics
 
 
 def log_metrics(trainer: transformers.Trainer, prefix: str = "batch_") -> Metrics:
-    """Has a trainer log `fastsim.metrics` of its training batches wherever it logs the loss.
+    """Makes a trainer log `fastsim.metrics` of its training batches wherever it logs the loss.
 
-    trainer: a transformers.Trainer, or a subclass as sentence-transformers'. prefix: before the
-    names that `Metrics.read` says, in the log and with every reporter (TensorBoard, W&B).
+    trainer: a transformers.Trainer or a subclass, such as sentence-transformers'. prefix: put
+    before the names of `Metrics.read`, in the log and in every reporter (TensorBoard, W&B).
 
-    Each value is over the steps since the last one that was logged. Nothing is logged of losses
-    that are not fastsim's, or that `fastsim.metrics` does not see; nor where the trainer compiles
-    its model, or where the losses' backend does not look, which is not changed for it. In several
-    processes each counts its own rows unless the loss has a `group`; the first process logs. A run
-    that is resumed begins to count anew; returned is what counts, which `fastsim train` restores.
+    Each value covers the steps since the last log. Nothing is logged for losses that
+    `fastsim.metrics` does not observe, such as those of other packages, nor if the trainer compiles
+    its model, nor if the backend of the losses observes no scores. In several processes each counts
+    its own rows, unless the loss has a `group`, and the first process logs. A resumed run starts to
+    count again. Returns the `Metrics`, which `fastsim train` restores.
     """
-    seen, step = Metrics(), trainer.training_step
+    counts, step = Metrics(), trainer.training_step
 
     @functools.wraps(step)
     def training_step(*arguments, **options):
-        if trainer.args.torch_compile or not _looks(trainer.args.device):
+        if trainer.args.torch_compile or not _observes(trainer.args.device):
             return step(*arguments, **options)
-        with metrics(seen):
+        with metrics(counts):
             return step(*arguments, **options)
 
     trainer.training_step = training_step
-    # Before the reporters, which log what they are told then.
-    trainer.callback_handler.callbacks.insert(0, _Log(seen, prefix))
-    return seen
+    # Before the reporters, so that they get the metrics too.
+    trainer.callback_handler.callbacks.insert(0, _Log(counts, prefix))
+    return counts
 
 
-def _looks(device):
-    """Whether losses on the device take a backend that looks at scores."""
-    return pick(None, torch.empty(1, device=device), kind="softmax").observes
+def _observes(device):
+    """Whether the backend that losses on the device take observes scores."""
+    return pick(None, torch.empty(1, device=device), kind="softmax").records_metrics
 
 
 class _Log(transformers.TrainerCallback):
-    def __init__(self, seen, prefix):
-        self.seen, self.prefix = seen, prefix
+    def __init__(self, counts, prefix):
+        self.counts, self.prefix = counts, prefix
 
     def on_train_begin(self, args, state, control, **more):
-        self.seen.clear()
+        self.counts.clear()
 
     def on_log(self, args, state, control, logs=None, **more):
         if not logs or "loss" not in logs:
             return
-        found = {f"{self.prefix}{name}": value for name, value in self.seen.read().items()}
-        self.seen.clear()
-        logs.update(found)
-        state.log_history[-1].update(found)
+        values = {f"{self.prefix}{name}": value for name, value in self.counts.read().items()}
+        self.counts.clear()
+        logs.update(values)
+        state.log_history[-1].update(values)

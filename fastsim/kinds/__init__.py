@@ -1,9 +1,9 @@
 """The kinds of tile loss, one record each, and the selections.
 
-A record (kind.py) is the only place that tells a kind's state, merging, gradients and bounds.
-Beside it a kind has an epilogue in each backend that serves it, under its name. A loss names the
-kind that it uses; apart from that only the backends and `verify` ask for a kind by name. To add
-one: a subclass of `Kind` in the file that it fits best, named in the file's KINDS.
+The record (kind.py) alone defines the state of a kind, how states merge, the gradients and their
+bounds. Each backend that serves the kind has an epilogue under its name. Only the losses, the
+backends and `verify` use kinds by name. To add a kind, subclass `Kind` in the file where it fits
+best and add an instance to KINDS there.
 """
 
 from fastsim.kinds import contrast, distillation, elementwise, levels, softmax, triplet
@@ -14,8 +14,8 @@ KINDS = {
     for kind in family.KINDS
 }
 
-# What a backend finds by comparing scores, without a state: `Backend.closest`, `Backend.hardest`.
+# Columns chosen by comparing scores, without a state: `Backend.closest`, `Backend.hardest`.
 SELECTIONS = ("closest", "hardest")
 
-# Scores of sets of tokens, which are no tile loss: `Backend.max_sim`.
+# Scores of sets of tokens, not a tile loss: `Backend.max_sim`.
 LATE_INTERACTION = ("max_sim",)

@@ -1,5 +1,5 @@
-"""Positives against negatives: multi-similarity, NT-Xent with any number of positives, circle loss,
-decoupled and debiased contrastive loss.
+"""Losses of positives against negatives: multi-similarity, NT-Xent with any number of positives,
+circle loss, decoupled and debiased contrastive loss.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,8 @@ from fastsim.reduce import softplus
 class MultiSimilarity(Kind):
     """softplus(lse of scale (s_n - base)) / scale + softplus(lse of a (base - s_p)) / a.
 
-    a is `positive_scale`. State: top and sum of exponentials of the negatives' scores, and of the
-    negated positives'.
+    a is `positive_scale`. State: top and sum of exponentials for the scores of the negatives, and
+    for the negated scores of the positives.
     """
 
     name = "multi_similarity"
@@ -32,8 +32,8 @@ class MultiSimilarity(Kind):
         )
 
     def coefficients(self, tile, state, grad):
-        """Per row: top and weight of exp(scale (s - top)) of the negatives, and of the
-        positives.
+        """Per row: top and weight of exp(scale (s - top)) for the negatives, then for the
+        positives with scale a and -s.
         """
         return tuple(
             part
@@ -45,7 +45,7 @@ class MultiSimilarity(Kind):
         return weights.amax()
 
     def _sums(self, tile, state):
-        """For negatives and positives: top, sum, lse of the logits, scale."""
+        """Yields (top, sum, lse of the logits, scale) of the negatives, then of the positives."""
         sides = (tile.scale, -tile.base, state[:2]), (tile.positive_scale, tile.base, state[2:])
         for scale, shift, (top, sums) in sides:
             yield top, sums, scale * (top + shift) + sums.log(), scale
@@ -54,7 +54,7 @@ class MultiSimilarity(Kind):
 class MultiPositive(Kind):
     """sum_p softplus(lse_n z_n - z_p), z = scale s.
 
-    State: top and sum of exponentials of the negatives; sum_p loss, -sum_p dloss/dz of the
+    State: top and sum of exponentials of the negatives; sum_p loss and -sum_p dloss/dz_p over the
     positives, which need the negatives of the whole row.
     """
 
@@ -65,7 +65,7 @@ class MultiPositive(Kind):
 
     def finish(self, tile, state):
         _, total, losses, _ = state
-        return losses + 0 * total  # a NaN of the negatives, where there is no positive
+        return losses + 0 * total  # passes on a NaN of the negatives
 
     def coefficients(self, tile, state, grad):
         """Per row: top and weight of the negatives, log of their sum, weight of a positive."""
@@ -79,15 +79,15 @@ class MultiPositive(Kind):
         )
 
     def largest_score_grad(self, tile, weights, columns):
-        # Of a negative: a share of the score gradients of the row's positives.
+        # That of a negative is a share of the sum over the positives of its row.
         return weights.amax() * tile.scale.abs() * _most_positives(tile.pairs, columns)
 
 
 class Circle(Kind):
     """softplus(lse_p scale v_p + lse_n scale u_n) with u = relu(s + margin) (s - margin).
 
-    v = relu(1 + margin - s) (1 - margin - s); the gradient takes the two relus for constants.
-    State: top and sum of exponentials of the negatives' u, and of the positives' v.
+    v = relu(1 + margin - s) (1 - margin - s). The gradient treats both relus as constants.
+    State: top and sum of exponentials for u of the negatives, and for v of the positives.
     """
 
     name = "circle"
@@ -101,13 +101,15 @@ class Circle(Kind):
         return softplus(self._sum(tile, state))
 
     def coefficients(self, tile, state, grad):
-        """Per row: top and weight of exp(scale (u - top)) of the negatives, of the positives' v."""
+        """Per row: top and weight of exp(scale (u - top)) for the negatives, then with v for the
+        positives.
+        """
         top, total, positive_top, positive_total = state
         weight = grad * tile.scale * self._sum(tile, state).sigmoid()
         return top, over(weight, total), positive_top, over(weight, positive_total)
 
     def largest_score_grad(self, tile, weights, columns):
-        # A share of scale times one of the relus.
+        # dL/ds is a share of scale times a relu.
         return weights.amax() * abs(tile.scale) * self._steepest(tile)
 
     def largest_of(self, tile, coefficients, columns):
@@ -115,19 +117,19 @@ class Circle(Kind):
 
     @staticmethod
     def _steepest(tile):
-        """What both relus are at most, for a cosine."""
+        """An upper bound of both relus if s is a cosine."""
         return 2 + abs(tile.margin)
 
     def _sum(self, tile, state):
-        """The sum of both log-sum-exps, -inf where one of them has no terms."""
+        """The sum of both log-sum-exps, -inf if one of them has no terms."""
         top, total, positive_top, positive_total = state
         return tile.scale * (top + positive_top) + total.log() + positive_total.log()
 
 
 class Decoupled(Kind):
-    """lse_n z_n - z_p, z = scale s, with one positive p of a row; 0 of a row without a negative.
+    """lse_n z_n - z_p, z = scale s, with one positive p for each row; 0 without a negative.
 
-    State: top and sum of exponentials of the negatives; the positive's logit.
+    State: top and sum of exponentials of the negatives; the logit of the positive.
     """
 
     name = "decoupled"
@@ -140,7 +142,7 @@ class Decoupled(Kind):
         return torch.where(total == 0, 0 * positive, tile.scale * top + total.log() - positive)
 
     def coefficients(self, tile, state, grad):
-        """Per row: top and weight of exp(scale (s - top)) of the negatives, weight of the
+        """Per row: top and weight of exp(scale (s - top)) for the negatives; weight of the
         positive.
         """
         top, total, _ = state
@@ -152,10 +154,14 @@ class Decoupled(Kind):
 
 
 class DebiasedRow(NamedTuple):
-    """What the loss of a row follows from, all (N,).
+    """Quantities from which the loss of each row follows, all (N,).
 
-    none: whether it has no negative. low: whether N has its least value. both, least: log of
-    R e^-z_p, and of the least N e^-z_p. prior: q. share: dL/d log R where N is not at its least.
+    none: whether the row has no negative.
+    low: whether N is at its minimum K e^-scale.
+    both: log(R e^-z_p).
+    least: log(K e^-scale e^-z_p).
+    prior: q.
+    share: dL/d log R if N is not at its minimum.
     """
 
     none: torch.Tensor
@@ -169,10 +175,10 @@ class DebiasedRow(NamedTuple):
 class Debiased(Kind):
     """log(1 + N e^-z_p), z = scale s, N from sums of exponentials of the negatives.
 
-    With K negatives, the prior probability q that one is a positive, and hardness h:
+    With K negatives, the prior probability q that a negative is in fact a positive, and hardness h:
     N = max((R - q K e^z_p) / (1 - q), K e^-scale), R = K sum_n e^((1 + h) z_n) / sum_n e^(h z_n).
-    State: top and sum of exponentials of the negatives at scale (1 + h); of the negated positive;
-    with hardness, of the negatives at scale h.
+    State: top and sum of exponentials of the negatives with scale (1 + h); of the negated positive;
+    with hardness, of the negatives with scale h.
     """
 
     name = "debiased"
@@ -190,11 +196,11 @@ class Debiased(Kind):
         losses = row.both - row.share.log() - torch.log1p(-row.prior)
         losses = torch.where(row.prior == 0, softplus(row.both), losses)
         losses = torch.where(row.low, softplus(row.least), losses)
-        return torch.where(row.none, 0 * state[3], losses)  # a NaN of the positive
+        return torch.where(row.none, 0 * state[3], losses)  # passes on a NaN of the positive
 
     def coefficients(self, tile, state, grad):
-        """Per row: top and weight of the negatives, of the positive, and with hardness of the
-        negatives at the scale of their weights.
+        """Per row: top and weight for the negatives; for the positive; with hardness, for the
+        negatives at `weight_scale`, otherwise two Nones.
         """
         top, total, positive_top, positive_total, *of_weights = state
         row = self._row(tile, state)
@@ -203,11 +209,11 @@ class Debiased(Kind):
         of_positive = torch.where(row.low, row.least.sigmoid(), row.share)
         of_positive.masked_fill_(row.none, 0.0)
         positive = over(tile.scale * grad * of_positive, positive_total)
-        found = top, over(tile.hard_scale * of_negatives, total), positive_top, positive
+        both = top, over(tile.hard_scale * of_negatives, total), positive_top, positive
         if not tile.hardness:
-            return *found, None, None
+            return *both, None, None
         weight_top, weight_total = of_weights
-        return *found, weight_top, over(tile.weight_scale * of_negatives, weight_total)
+        return *both, weight_top, over(tile.weight_scale * of_negatives, weight_total)
 
     def largest_score_grad(self, tile, weights, columns):
         largest = weights.amax() * abs(tile.scale) * (1 + 2 * tile.hardness)
@@ -217,12 +223,12 @@ class Debiased(Kind):
         return largest * (prior * count / (1 - prior)).amax().clamp(min=1)
 
     def scale_gradient(self, tile, state, grad):
-        """That of the least value of N."""
+        """The share of the rows with N at its minimum K e^-scale."""
         row = self._row(tile, state)
         return -(grad * row.least.sigmoid()).masked_fill_(~row.low | row.none, 0.0).sum()
 
     def _row(self, tile, state):
-        """The `DebiasedRow`s of a state."""
+        """The `DebiasedRow` of the state."""
         top, total, positive_top, positive_total, *of_weights = state
         pull = tile.scale * positive_top + positive_total.log()
         push = tile.hard_scale * top + total.log()
@@ -240,14 +246,14 @@ class Debiased(Kind):
         share = 1 / (1 + (1 - prior - expected) * (-both).exp())
         if tile.prior is None:
             low = torch.zeros_like(both, dtype=torch.bool)
-        else:  # a NaN is not below, so that it reaches the loss
+        else:  # False for NaN, which then reaches the loss
             low = both < torch.logaddexp(least + torch.log1p(-prior), expected.log())
         return DebiasedRow(total == 0, low, both, least, prior, share)
 
 
 def _most_positives(pairs, columns):
-    """A bound on how many columns of its group a row has: the size of the largest group."""
-    if pairs.sliced:  # the groups of some of the columns
+    """A bound on the number of positives of a row: the size of the largest group."""
+    if pairs.sliced:  # the other columns of a group may be elsewhere
         return columns
     return equal_counts(pairs.column_groups, pairs.column_groups).amax()
 

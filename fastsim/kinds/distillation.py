@@ -1,4 +1,4 @@
-"""Distillation: the softmax of a row's scores is to be that of its targets, a teacher's scores.
+"""Distillation: the softmax of a row's scores should match that of its targets, a teacher's scores.
 
 L_i = sum_j p_ij (log p_ij - log q_ij),   q_i = softmax_j(scale s_ij)
 p_i = softmax_j(positive_scale t_ij)
@@ -14,8 +14,8 @@ from fastsim.precision import rounded_off
 
 @dataclass(frozen=True)
 class TeacherSums(StatePart):
-    """The maximum of the targets and, of exp(positive_scale (t - top)), the sum, the sum of its
-    products with scale s, and with positive_scale t.
+    """The maximum `top` of the targets t, and three sums over e = exp(positive_scale (t - top)):
+    of e, of e scale s, and of e positive_scale t.
     """
 
     size = 4
@@ -41,7 +41,7 @@ class TeacherSums(StatePart):
 
 
 class Distillation(Kind):
-    """State: top and sum of exponentials of the scores; the sums of the teacher."""
+    """State: top and sum of exponentials of the scores; `TeacherSums`."""
 
     name = "distillation"
     state = Exponentials(), TeacherSums()
@@ -56,21 +56,21 @@ class Distillation(Kind):
         return lse - teacher_lse + (teacher_logits - own_logits) / teacher_total
 
     def coefficients(self, tile, state, grad):
-        """Per row: top and weight of exp(scale (s - top)), those of the teacher's."""
+        """Per row: top and weight of exp(scale (s - top)), and of exp(positive_scale (t - top))."""
         top, total, teacher_top, teacher_total, *_ = state
         weight = grad * tile.scale
         return top, over(weight, total), teacher_top, over(weight, teacher_total)
 
     def largest_score_grad(self, tile, weights, columns):
-        # A probability less another.
+        # The difference of two probabilities.
         return weights.amax() * abs(tile.scale)
 
 
 class Margins(Kind):
-    """L_i = sum_j (d_p - d_j)^2 of the positive's column p, d_j = s_j - positive_scale t_j.
+    """L_i = sum_j (d_p - d_j)^2, p the column of the positive, d_j = s_j - positive_scale t_j.
 
-    Of a matrix that a backend serves in one call (`Backend.whole`), so it keeps no state. Larger
-    ones are a squared error and what the positives add to it (fastsim/losses/distill.py).
+    It keeps no state, as it is only computed in one call (`Backend.in_one_call`). For larger
+    matrices, fastsim/losses/distill.py uses a squared error and a term of the positives instead.
     """
 
     name = "margins"

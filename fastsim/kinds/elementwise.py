@@ -1,10 +1,10 @@
-"""Losses that are sums of a term for each pair: SigLIP, and the squared error."""
+"""Losses with one term for each pair: SigLIP and the squared error."""
 
 from fastsim.kinds.kind import Kind, Total, largest, largest_target
 
 
 class Elementwise(Kind):
-    """The first tensor of the state is sum_j loss of each row."""
+    """Base class; the first tensor of the state is the loss of each row."""
 
     elementwise = True
 
@@ -18,7 +18,7 @@ class Elementwise(Kind):
 class Sigmoid(Elementwise):
     """Binary cross entropy of z = scale s + bias against (t + 1) / 2.
 
-    State: sum_j loss, sum_j dloss/dz of each row.
+    State: sum_j loss and sum_j dloss/dz of each row.
     """
 
     name = "sigmoid"
@@ -26,18 +26,18 @@ class Sigmoid(Elementwise):
     parameters = learns = ("scale", "bias")
 
     def largest_score_grad(self, tile, weights, columns):
-        # sigma(z) - (t + 1) / 2, of a positive times its weight
-        found = weights.amax() * tile.scale.abs() * (1 + largest_target(tile.pairs)) / 2
+        # dloss/dz = sigma(z) - (t + 1) / 2, for a positive times its weight
+        bound = weights.amax() * tile.scale.abs() * (1 + largest_target(tile.pairs)) / 2
         if tile.positive_weights is None:
-            return found
-        return found * largest(tile.positive_weights).clamp(min=1)
+            return bound
+        return bound * largest(tile.positive_weights).clamp(min=1)
 
     def bias_gradient(self, tile, state, grad):
         return (grad * state[1]).sum()
 
 
 class SquaredError(Elementwise):
-    """(s - t)^2, with `Pairs.row_shift` taken from the scores. State: sum_j loss of each row."""
+    """(s - t)^2, s less `Pairs.row_shift`. State: sum_j loss of each row."""
 
     name = "squared_error"
     state = (Total(),)

@@ -1,9 +1,9 @@
-"""What the engine, the ring and the backends know of a kind of tile loss.
+"""What the engine, the ring and the backends know about a kind of tile loss.
 
-A forward pass looks at panel after panel of scores and keeps a state; `finish` makes the
-losses of it, and `coefficients` what the score gradient of a pair needs beside its score. A state
-is a list of tensors in the type of sums (fastsim/precision.py), described by the parts that
-`Kind.parts` names, in their order.
+A forward pass goes through the scores panel by panel and keeps a state. `finish` turns the state
+into the losses; `coefficients` turns it into what the score gradient of a pair needs besides its
+score. A state is a list of tensors in the type of sums (fastsim/precision.py); `Kind.parts`
+describes them, in order.
 """
 
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ import torch
 from fastsim.collectives import all_reduce_sum, merge_exponentials
 from fastsim.precision import rounded_off
 
-EMPTY = -1e30  # the maximum of no scores: kLeftOut of csrc/epilogue.h, or the library is refused
+EMPTY = -1e30  # the maximum of no scores; a library whose kLeftOut differs is refused
 
 ROWS, COLUMNS, MATRIX = "rows", "columns", "matrix"
 
 
 @dataclass(frozen=True)
 class StatePart:
-    """A part of a state: `size` tensors for each row, each column, or the whole matrix.
+    """A part of a state: `size` tensors, over rows, over columns or over the whole matrix.
 
-    needs_row: whether its terms need the parts before it over the whole row.
+    needs_row: whether its terms need the earlier parts over the whole row.
     """
 
     axis: str = ROWS
     needs_row: bool = False
 
     size = 1
-    fills = (0.0,)  # of each tensor, before any score has been looked at
+    fills = (0.0,)  # the value of each tensor before the first score
 
     def merge(self, tile, one, other):
-        """The tensors over the scores of both; `one` of those that were looked at first."""
+        """The tensors over the scores of both; those of `one` came first."""
         raise NotImplementedError
 
     def lost(self, tile, one, other, both):
-        """What rounding has taken from `both`, merged of `one` and `other`, and the factor by which
-        `one` went in: a pair for each tensor.
+        """(rounding error, factor) of each tensor of `both`, which was merged from `one` and
+        `other`. factor: the number by which `one` was multiplied.
         """
         raise NotImplementedError
 
@@ -62,10 +62,10 @@ class Total(StatePart):
 
 @dataclass(frozen=True)
 class Exponentials(StatePart):
-    """A maximum `top`, EMPTY of no scores, and the sum of exp(scale (s - top)), then 0.
+    """A maximum `top` and the sum of exp(scale (s - top)); EMPTY and 0 without scores.
 
-    scale: the name of the field of `Tile` with the scale. s is the score, or what the kind makes
-    of it.
+    scale: the name of the field of `TileLoss` that holds the scale. s is the score, or a function
+    of it that the kind defines.
     """
 
     scale: str = "scale"
@@ -92,20 +92,20 @@ class Exponentials(StatePart):
 
 
 def with_partials(top, total, tops, sums, scale):
-    """Maxima and sums of exponentials relative to them, with partial ones (T, ...) added."""
+    """A maximum and its sum of exponentials, merged with T partial ones, tops and sums (T, ...)."""
     both = torch.maximum(top, tops.amax(0))
     grown = (sums * (scale * (tops - both)).exp()).sum(0)
     return both, total * (scale * (top - both)).exp() + grown
 
 
 def joined(states):
-    """The states of bands of rows as one state, of all of them."""
+    """The states of consecutive bands of rows as one state."""
     return states[0] if len(states) == 1 else list(map(torch.cat, zip(*states, strict=True)))
 
 
 @dataclass(frozen=True)
 class OfPositive(StatePart):
-    """What the score of the row's one positive gives; the columns with it are looked at first."""
+    """A value of the row's one positive; the state with its column always comes first."""
 
     def merge(self, tile, one, other):
         return one
@@ -117,15 +117,15 @@ class OfPositive(StatePart):
 class Kind:
     """A kind of tile loss. A subclass is its record, and an instance of it stands in `KINDS`.
 
-    name: by which `Tile.kind` and every backend's table of epilogues call it.
-    state: the parts of the state, in their order.
-    parameters: the fields of `Tile` that an epilogue takes beside the pairs, all of them numbers.
-    learns: those that may want a gradient, of "scale" and "bias".
-    coefficient_axes: of what each of the coefficients is: ROWS, COLUMNS or MATRIX.
-    weights_at: the places of those that are proportional to dL/dloss.
-    elementwise: whether the score gradient of a pair needs its score and its row's weight alone.
-    whole_matrix: whether there is one loss of all scores rather than one of each row.
-    in_panels: whether it has a state and score gradients, so that panel after panel will do.
+    name: its name in `TileLoss.kind` and in every backend's table of epilogues.
+    state: the parts of the state, in order.
+    parameters: the fields of `TileLoss`, all numbers, that an epilogue takes besides the pairs.
+    learns: which of "scale" and "bias" may need a gradient.
+    coefficient_axes: the axis of each coefficient: ROWS, COLUMNS or MATRIX.
+    weights_at: the indices of the coefficients that are proportional to dL/dloss.
+    elementwise: whether the score gradient of a pair needs only its score and its row's weight.
+    whole_matrix: whether there is one loss over all scores instead of one for each row.
+    in_panels: whether it has a state and score gradients, and so can be computed by panels.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Kind:
     in_panels = True
 
     def parts(self, tile):
-        """The parts of the state of this tile, in their order."""
+        """The parts of the state of this tile, in order."""
         return self.state
 
     def finish(self, tile, state):
@@ -147,53 +147,54 @@ class Kind:
         raise NotImplementedError
 
     def coefficients(self, tile, state, grad):
-        """What the score gradient of a pair needs beside its score, for dL/dloss `grad`.
+        """What the score gradient of a pair needs besides its score, for dL/dloss `grad`.
 
-        As many tensors as `coefficient_axes`, None where this tile needs none.
+        One tensor for each of `coefficient_axes`, or None where this tile needs none.
         """
         return (grad,)
 
     def largest_score_grad(self, tile, weights, columns):
-        """A bound () on |dL/dS| of the losses weighted by `weights` >= 0, (N,) or ().
+        """An upper bound () of |dL/ds| for the losses times `weights` >= 0, (N,) or ().
 
-        From it follows the loss scale of 16-bit score gradients; nothing waits for the device.
+        The loss scale of 16-bit score gradients follows from it. Does not wait for the device.
         """
         raise NotImplementedError
 
     def largest_of(self, tile, coefficients, columns):
-        """As `largest_score_grad`, of the losses that the coefficients are for.
+        """`largest_score_grad` from the coefficients.
 
-        Closer, since the state is in them: of many scores each has a small share. Here of kinds
-        whose exponentials, relative to their tops, have these weights.
+        It is closer, as the coefficients contain the state: among many scores each has a small
+        share. This version is for kinds whose coefficients weigh exponentials relative to their
+        maxima.
         """
         weights = (coefficients[place] for place in self.weights_at)
         return sum(largest(weight) for weight in weights if weight is not None)
 
     def scaled(self, coefficients, factor):
         """The coefficients for dL/dloss times a factor ()."""
-        found = list(coefficients)
+        scaled = list(coefficients)
         for place in self.weights_at:
-            found[place] = None if found[place] is None else found[place] * factor
-        return found
+            scaled[place] = None if scaled[place] is None else scaled[place] * factor
+        return scaled
 
     def loss_shape(self, tile, rows, columns):
-        """The shape of what `finish` returns."""
+        """The shape of the result of `finish`."""
         return () if self.whole_matrix else (rows,)
 
     def scale_gradient(self, tile, state, grad):
-        """What of dL/dscale the score gradients do not show: all but sum_ij S_ij dL/dS_ij / scale.
+        """dL/dscale (), less its part from the score gradients, sum_ij s_ij dL/ds_ij / scale.
 
-        (), or 0.0 where that is all. grad: dL/dloss.
+        0.0 if there is no other part. grad: dL/dloss.
         """
         return 0.0
 
     def bias_gradient(self, tile, state, grad):
-        """dL/dbias () of a kind that learns it."""
+        """dL/dbias (), for a kind that learns it."""
         raise NotImplementedError
 
 
 def largest_target(pairs):
-    """A bound on |t| over all pairs: a number, or of a dense target () float32, measured."""
+    """An upper bound of |t| over all pairs: a number, or for dense targets their maximum ()."""
     if pairs.factors is not None and pairs.factors.cosine:
         return 1.0
     if pairs.factors is not None:
@@ -206,12 +207,12 @@ def largest_target(pairs):
 
 
 def largest(values):
-    """max |v| (), 0 of none."""
-    if not values.numel():  # one rank of a group may have no rows
+    """max |v| (), 0 if there are no values."""
+    if not values.numel():  # a rank of a group may have no rows
         return values.new_zeros(())
     return torch.linalg.vector_norm(values, ord=torch.inf)
 
 
 def over(weight, total):
-    """weight / total, 0 where the total is."""
+    """weight / total, 0 where the total is 0."""
     return (weight / total).masked_fill_(total == 0, 0.0)

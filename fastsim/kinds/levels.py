@@ -1,4 +1,4 @@
-"""Levels: CoSENT over all entries of the matrix, with the K distinct targets as levels.
+"""Levels: CoSENT over all entries of the matrix. The K distinct targets are the levels.
 
 L = lse(0, {B_l + lse_{m<l} A_m}),   A_l = lse of z in level l,   B_l = lse of -z,   z = scale s
 """
@@ -9,8 +9,8 @@ from fastsim.kinds.kind import MATRIX, Exponentials, Kind
 
 
 class Levels(Kind):
-    """State: per level the maximum of s and of -s, (2, K), and the sums of exponentials relative to
-    them, (2, K).
+    """State: (2, K) the maximum of s and of -s in each level, and (2, K) the sums of exponentials
+    relative to them.
     """
 
     name = "levels"
@@ -24,7 +24,7 @@ class Levels(Kind):
         return torch.logaddexp(reach + pairs, torch.zeros_like(pairs))
 
     def coefficients(self, tile, state, grad):
-        """Per level: high, up, low, down of csrc/epilogue.h, with dL/dloss and the scale inside."""
+        """Per level: high, up, low, down of csrc/epilogue.h, times dL/dloss and the scale."""
         (up, down), shift, pairs, reach = _sums(tile, state)
         none = up.new_full((1,), -torch.inf)
         above = torch.cat([torch.logcumsumexp(down.flip(0), 0).flip(0)[1:], none])
@@ -36,16 +36,19 @@ class Levels(Kind):
         return high, factors[0], low, factors[1]
 
     def largest_score_grad(self, tile, weights, columns):
-        # An entry's share of all pairs as the lower, less that as the higher: 1 where one pair is
-        # all of the loss, and far less of a large matrix, as `largest_of` knows.
+        # The share of the pairs in which an entry is the lower, less that in which it is the
+        # higher: 1 if one pair is the whole loss, far less in a large matrix (`largest_of`).
         return weights.amax() * tile.scale.abs()
 
 
 def _sums(tile, state):
-    """A_l and B_l (2, K), their shifts, lse of {B_l + lse_{m<l} A_m}, and what was taken out.
+    """(sums, shift, pairs, reach), all relative to the extremes of the whole matrix, so that no
+    large number is rounded.
 
-    All relative to the extremes of the whole matrix, so that no large number is rounded: A is
-    less by scale * max s, B by scale * max -s, the pairs by `reach`, the sum of both.
+    sums: (2, K) A_l - scale max s and B_l - scale max -s.
+    shift: (2, K) scale (maximum of the level - maximum of the matrix), for s and for -s.
+    pairs: () lse of {B_l + lse_{m<l} A_m}, less reach.
+    reach: () scale (max s + max -s).
     """
     top, total = state
     most = top.amax(1, keepdim=True)

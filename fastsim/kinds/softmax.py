@@ -2,10 +2,10 @@
 
     L_i = T_i lse_j z_ij - sum_j t_ij z_ij,   z = scale s,   T_i = sum_j t_ij
 
-The margin is first taken from the positives' scores. With `normalise` the targets of a row are
-divided by T_i, and a row without any contributes 0. With `symmetric` it is the mean of the row
-softmax and the column softmax of the positives. Without targets the log-sum-exps are returned, with
-`symmetric` those of the columns too.
+The margin is first subtracted from the scores of the positives. With `normalise` the targets of a
+row are divided by T_i, and a row without targets has loss 0. With `symmetric` the loss of a row is
+the mean of the row softmax and of the column softmax of its positive. Without targets the
+log-sum-exps are returned, with `symmetric` those of the columns too.
 """
 
 import torch
@@ -22,8 +22,9 @@ from fastsim.kinds.kind import (
     largest_target,
 )
 from fastsim.kinds.kind import over as _over
+from fastsim.precision import compute_dtype
 
-PIECE = 1 << 25  # targets that are summed at a time, as float32
+PIECE = 1 << 25  # targets summed at a time, in float32
 
 
 class Softmax(Kind):
@@ -58,18 +59,18 @@ class Softmax(Kind):
             losses = lse - target_logits / target_sums
         else:
             losses = lse * target_sums - target_logits
-        # A row without a target contributes nothing, whatever its log-sum-exp.
+        # A row without targets has loss 0, whatever its log-sum-exp.
         return losses.masked_fill_((target_sums == 0) & (target_logits == 0), 0.0)
 
     def loss_shape(self, tile, rows, columns):
         return (rows + (columns if tile.symmetric and tile.pairs.untargeted else 0),)
 
     def coefficients(self, tile, state, grad):
-        """Per row: top, weight of exp(scale (s - top)), weight of the target; per column the first
+        """Per row: top, weight of exp(scale (s - top)), weight of the target; per column: the first
         two.
 
-        Relative to the maximum rather than the log-sum-exp: a row of one candidate then has
-        probability exactly 1 and score gradient exactly 0.
+        Exponentials are relative to the maximum, not to the log-sum-exp, so that a row with a
+        single candidate has probability exactly 1 and score gradient exactly 0.
         """
         top, total, _, target_sums = state[:4]
         weight = grad * tile.scale
@@ -95,7 +96,7 @@ class Softmax(Kind):
             return 0.5 * (of_row + of_column)
         if tile.normalise or pairs.one_positive:
             return of_row
-        # Of a pair it is T p - t, T the sum of the row's targets.
+        # dL/dz = T p - t, T the sum of the row's targets.
         if pairs.dense is None or pairs.sliced:
             return of_row * (columns + 1) * largest_target(pairs)
         return of_row * (_largest_sum(pairs.dense) + largest_target(pairs))
@@ -104,13 +105,14 @@ class Softmax(Kind):
         _, of_row, of_target, _, of_column = coefficients
         of_row, of_target = largest(of_row), largest(of_target)
         if tile.normalise or tile.pairs.one_positive:
-            found = torch.maximum(of_row, of_target)  # of one sign
+            # dL/ds is the difference of a term of the row and one of the target, of equal sign.
+            bound = torch.maximum(of_row, of_target)
         else:
-            found = of_row + of_target * largest_target(tile.pairs)
-        return found if of_column is None else found + largest(of_column)
+            bound = of_row + of_target * largest_target(tile.pairs)
+        return bound if of_column is None else bound + largest(of_column)
 
     def scale_gradient(self, tile, state, grad):
-        """That of the margin: -margin * sum_i dL/dz at the positives."""
+        """The share of the margin: -margin * sum_i dL/dz_ip, p the positive of row i."""
         if not tile.margin:
             return 0.0
         top, total, positive_logits, _ = state[:4]
@@ -124,18 +126,18 @@ class Softmax(Kind):
 
 
 def column_weights(tile, state, grad):
-    """Per column, half the weights of the rows whose positive it is."""
+    """(M,) half the sum of the weights of the rows whose positive the column is."""
     weight = _of_positives(tile, 0.5 * grad, state[4].shape[0])
     return all_reduce_sum(weight, tile.group) if tile.group else weight
 
 
 def _of_positives(tile, values, columns):
-    """(M,) per column, the values (N,) or () of the rows whose positive it is, added up."""
-    found = values.new_zeros(columns)
-    # Not index_add_, which adds duplicates in any order on a GPU. Where there are none nothing is
-    # to be sorted.
+    """(M,) for each column the sum of the values (N,) or () of the rows whose positive it is."""
+    sums = values.new_zeros(columns)
+    # Not index_add_, which adds duplicates in any order on a GPU. Without duplicates, index_put_
+    # does not need to sort.
     accumulate = not tile.pairs.distinct
-    return found.index_put_((tile.pairs.positives,), values, accumulate=accumulate)
+    return sums.index_put_((tile.pairs.positives,), values, accumulate=accumulate)
 
 
 def _largest_sum(targets):
@@ -143,7 +145,7 @@ def _largest_sum(targets):
     tall = max(1, PIECE // max(1, targets.shape[1]))
     sums = []
     for piece in targets.split(tall):
-        piece = piece.to(torch.promote_types(piece.dtype, torch.float32))
+        piece = piece.to(compute_dtype(piece))
         sums.append(torch.linalg.vector_norm(piece, ord=1, dim=1))
     return torch.cat(sums).amax()
 

@@ -1,12 +1,12 @@
-"""Full triplet: hinges on the mean negative and on the closest (the formula: `full_triplet`)."""
+"""Full triplet: hinges on the mean negative and on the closest; see `full_triplet`."""
 
 from fastsim.kinds.kind import Kind
 
 
 class Triplet(Kind):
-    """Of a matrix that a backend serves in one call (`Backend.whole`), so it keeps no state.
+    """It keeps no state, as it is only computed in one call (`Backend.in_one_call`).
 
-    Larger ones are made of a selection and of products of rows, without score gradients.
+    Larger matrices use a selection and products of rows, without score gradients.
     """
 
     parameters = ("margin",)

@@ -1,7 +1,7 @@
-"""The losses: functions, thin modules of the same parameters, dense specifications.
+"""The losses: functions, modules with the same parameters, and dense specifications.
 
-One file per loss. `SPECIFICATIONS` has the dense formula of each, against which tests check it.
-To add a loss: fastsim/README.md, "Add a loss".
+Each loss has its own file. `SPECIFICATIONS` maps a loss to its dense formula, against which tests
+check it. To add a loss, see fastsim/README.md, "Add a loss".
 """
 
 from fastsim.losses.angle import Angle, angle, angle_similarity
@@ -65,7 +65,7 @@ from fastsim.losses.softmax_classification import SoftmaxClassification
 from fastsim.losses.sup_con import SupCon, sup_con, sup_con_from_scores
 from fastsim.losses.triplet_margin import TripletMargin, triplet_margin
 
-# Loss function -> its dense specification on a given score matrix (or list of scores).
+# Loss function -> its dense specification, a function of a score matrix or a list of scores.
 SPECIFICATIONS = {
     info_nce: info_nce_from_scores,
     debiased_contrastive: debiased_contrastive_from_scores,

@@ -1,7 +1,7 @@
-"""AnglE: CoSENT on the angle between the two halves of the embeddings read as complex numbers.
+"""AnglE: CoSENT on angle scores of the embeddings read as complex vectors.
 
-With halves u = (a, b) and v = (c, d), as complex vectors a + ib and c + id, the score is
-|sum(Re q) + sum(Im q)| with q = (a + ib) (c - id) / (|u| |v|), the product entry by entry:
+The halves of u = (a, b) and v = (c, d) are real and imaginary parts: a + ib and c + id. With
+q = (a + ib) (c - id) / (|u| |v|), multiplied entry by entry, the score |sum(Re q) + sum(Im q)| is
 
     score = sqrt(2) * |cos((a + b, b - a), v)|
 
@@ -26,11 +26,12 @@ from fastsim.distributed import batchwise
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.cosent import cosent, cosent_of
 from fastsim.losses.module import LossModule
-from fastsim.scores import compute_dtype, paired_cosines
+from fastsim.precision import compute_dtype
+from fastsim.scores import paired_cosines
 
 
 def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Tensor:
-    """Angle score of paired rows.
+    """Computes the angle scores of paired rows.
 
     Formula and source: fastsim/losses/angle.py.
 
@@ -39,11 +40,11 @@ def angle_similarity(u: Tensor, v: Tensor, *, backend: str | None = None) -> Ten
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        (N,) in [0, sqrt(2)], differentiable; v = 0 gives 0.
+        (N,) in [0, sqrt(2)], differentiable; 0 for u = 0 or v = 0.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> fastsim.angle_similarity(torch.eye(2), torch.eye(2))
@@ -79,7 +80,7 @@ def angle(
 ) -> Tensor:
     """CoSENT on the angle scores of paired rows.
 
-    For pairs with a graded label (STS), where cosines near 1 leave `cosent` little gradient.
+    For pairs with graded labels (STS) whose cosines are near 1, where `cosent` has little gradient.
 
     Formula and source: fastsim/losses/angle.py.
 
@@ -87,16 +88,15 @@ def angle(
         u, v: (N, D), D even.
         labels: (N,) of any real or integer dtype, none of them NaN.
         scale: a positive number or 0-d tensor, which may require a gradient.
-        group: a process group whose ranks each give their part of the pairs; see
-            `fastsim.distributed`.
+        group: a process group whose ranks each give a part of the pairs; see `fastsim.distributed`.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar, as `cosent`.
+        A scalar, as from `cosent`.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> rows = torch.eye(2)
@@ -111,9 +111,9 @@ def angle(
     if group is not None or isinstance(scale, Tensor):
         scores = _angle_scores(u, v, chosen)
         return cosent(scores, labels, scale=scale, group=group, backend=backend)
-    made = partial(_loss, scale=scale, backend=chosen)
-    loss = made(u, v, labels)
-    note((u, v, labels), Prepared(partial(_of_any_labels, made=made)), loss)
+    loss_of = partial(_loss, scale=scale, backend=chosen)
+    loss = loss_of(u, v, labels)
+    note((u, v, labels), Prepared(partial(_with_checked_labels, loss_of=loss_of)), loss)
     return loss
 
 
@@ -121,9 +121,9 @@ def _loss(u, v, labels, *, scale, backend):
     return cosent_of(_angle_scores(u, v, backend), labels, scale, backend)
 
 
-def _of_any_labels(u, v, labels, *, made):
+def _with_checked_labels(u, v, labels, *, loss_of):
     check_order("labels", labels)
-    return made(u, v, labels)
+    return loss_of(u, v, labels)
 
 
 class Angle(LossModule):

@@ -1,11 +1,11 @@
-"""Batch-hard triplet loss: the farthest of the own group against the nearest of any other.
+"""Batch-hard triplet loss: a row's farthest positive against its nearest negative.
 
     p_i = max_{j != i, group(j) = group(i)} d(i, j),   n_i = min_{group(j) != group(i)} d(i, j)
     L_i = relu(p_i - n_i + margin);   soft: softplus(p_i - n_i + margin)
 
 Source: Hermans, Beyer and Leibe 2017, "In Defense of the Triplet Loss for Person
 Re-Identification", equation 5, with Euclidean d; the soft margin, with margin 0, is in section 2.
-How the pairs are found without the matrix of distances: fastsim/losses/hardest.py.
+fastsim/losses/hardest.py finds the pairs without the matrix of distances.
 """
 
 from functools import partial
@@ -45,19 +45,19 @@ def batch_hard_triplet(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Batch-hard triplet loss: the farthest of the group against the nearest outside.
+    """Batch-hard triplet loss: the farthest row of the group against the nearest row outside.
 
     For rows with a class or group id, as in re-identification. `batch_semi_hard_triplet` and
-    `batch_all_triplet` look at more triplets; pairs without groups have `full_triplet`.
+    `batch_all_triplet` use more triplets; `full_triplet` is for pairs without groups.
 
     Formula and source: fastsim/losses/batch_hard_triplet.py.
 
     Args:
         embeddings: (N, D).
-        groups: (N,) integers; equal ones are positives of each other.
-        margin: a number, how much closer the positive should be than the negative.
-        distance: "euclidean", or "cosine", which is 1 - cosine. At distance 0 the gradient is 0.
-        soft: softplus in place of the hinge.
+        groups: (N,) integers; rows with equal numbers are positives of each other.
+        margin: a number, by how much the positive should be closer than the negative.
+        distance: "euclidean", or "cosine" for 1 - cosine. The gradient at distance 0 is 0.
+        soft: whether to use softplus instead of the hinge.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -65,11 +65,11 @@ def batch_hard_triplet(
 
     Returns:
         A scalar, or (N,) for reduction "none". A row without a positive or without a negative has
-        loss 0 and does not count in the mean, so a batch of one group gives 0 with zero gradient.
+        loss 0 and does not count in the mean. A batch of a single group gives 0 with gradient 0.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
@@ -131,9 +131,9 @@ def batch_hard_triplet_from_scores(
     soft: bool = False,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `batch_hard_triplet`, the other parameters as there.
+    """The specification of `batch_hard_triplet`, with the same other parameters.
 
-    scores (N, N): the cosines for distance "cosine", else the distances themselves.
+    scores: (N, N) cosines for distance "cosine", otherwise distances.
     """
     pairs = groups_of_scores(scores, groups, None, False)
     check_choice("distance", distance, DISTANCES)
@@ -154,7 +154,7 @@ def _losses(hardest, margin, soft):
 
 
 def _count(hardest, reduction):
-    """Rows with a positive and a negative: the others' losses are 0."""
+    """The number of rows with a positive and a negative, for the mean; None otherwise."""
     if reduction != "mean":
         return None
     return (torch.minimum(hardest.positive_index, hardest.negative_index) >= 0).sum()

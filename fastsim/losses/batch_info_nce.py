@@ -1,7 +1,7 @@
-"""InfoNCE of a batch of any size, on one process or several.
+"""InfoNCE of a batch of any size, on one or several processes.
 
-The candidates are one tile loss. Further candidates (further_candidates.py) join its softmax as one
-log-sum-exp a row, and label smoothing as the mean of a row's scores.
+The candidates are one tile loss. Further candidates (further_candidates.py) add one log-sum-exp per
+row to its softmax; label smoothing adds the mean of a row's scores.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastsim.backends.base import Backend
-from fastsim.batch_metrics import watched
+from fastsim.batch_metrics import in_metrics
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.log_sum_exp import log_sum_exp
@@ -34,20 +34,21 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
-from fastsim.precision import widened
+from fastsim.precision import compute_dtype, widened
 from fastsim.reduce import inverse, over_temperature
-from fastsim.scores import compute_dtype, dense_scores
+from fastsim.scores import dense_scores
 from fastsim.ties import highest_equal, size_of_rows
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `info_nce` was asked for.
+class Call:
+    """The checked arguments of one call of `info_nce`.
 
-    anchors (N, D), candidates (M, D), positives (N,), bias (M,) and further are this rank's; the
-    columns of pairs are those of all ranks. parts: the further candidates that need panels.
-    options: the loss's own, as its specification takes them.
+    anchors (N, D), candidates (M, D), positives (N,), bias (M,), further: those of this rank.
+    parts: the further candidates that need panels.
+    pairs: this rank's anchors with the candidates of all ranks.
+    options: the options that the specification takes too.
     """
 
     anchors: Tensor
@@ -63,15 +64,15 @@ class Asked:
     backend: Backend
     specification: Callable
 
-    def of_specification(self, gather):
-        """What the specification takes beside scores and positives; gather: of rows."""
+    def specification_options(self, gather):
+        """The options of the specification besides scores and positives; gather: of rows."""
         pairs, exclude, guide = self.pairs, None, None
         if pairs.row_ids is not None:
             exclude = gather(pairs.row_ids), pairs.column_ids
         if pairs.guide is not None:
             guide = gather(pairs.guide.rows), pairs.guide.columns
-        given = {"exclude": exclude, "guide": guide, "candidate_bias": pairs.column_bias}
-        return self.options | given | {"reduction": "none"}
+        tensors = {"exclude": exclude, "guide": guide, "candidate_bias": pairs.column_bias}
+        return self.options | tensors | {"reduction": "none"}
 
 
 def batch_info_nce(
@@ -90,7 +91,7 @@ def batch_info_nce(
     backend,
     specification,
 ):
-    """The loss of checked arguments; specification: `info_nce_from_scores`."""
+    """The loss for checked arguments; specification: `info_nce_from_scores`."""
     own = anchors.shape[0], candidates.shape[0], anchors.device
     within, ids = parse_positives(positives, *own), parse_exclude(exclude, *own)
     bias = parse_bias(candidate_bias, candidates.shape[0], anchors)
@@ -102,7 +103,7 @@ def batch_info_nce(
         **options,
         exclude=exclude,
         candidate_bias=candidate_bias,
-        guided=guide is not None,
+        guide=guide and (guide[1].shape[1], guide[1].dtype),
         directions=further.directions,
         own_negatives=None if further.own_negatives is None else "given",
         references=None if further.references is None else "given",
@@ -120,9 +121,9 @@ def batch_info_nce(
         distinct=positives is None,
     )
     parts = []
-    if further.given:
+    if further.present:
         parts = parts_of(further, anchors, candidates, within, pairs, guide, batch)
-    asked = Asked(
+    call = Call(
         anchors,
         candidates,
         within,
@@ -137,124 +138,124 @@ def batch_info_nce(
         specification,
     )
     if backend.name == "eager":
-        return batch.reduce(_dense_losses(asked), reduction)
-    return _in_panels(asked, reduction)
+        return batch.reduce(_dense_losses(call), reduction)
+    return _in_panels(call, reduction)
 
 
-def _dense_losses(asked):
-    """Losses by the specification: (N,), or of the rows of all ranks without further candidates."""
-    batch, further, more = asked.batch, asked.further, None
+def _dense_losses(call):
+    """The losses (N,) from the specification; without further candidates for rows of all ranks."""
+    batch, further, more = call.batch, call.further, None
     # Further candidates are compared with this rank's rows alone.
-    gather = (lambda rows: rows) if further.given else batch.gather_rows
-    columns = batch.gather_columns(asked.candidates)
-    scores = dense_scores(gather(asked.anchors), columns, asked.backend, asked.similarity)
-    if further.given:
-        temperature = asked.options["temperature"]
-        more = dense(asked.parts, temperature, asked.similarity, asked.backend)
+    gather = (lambda rows: rows) if further.present else batch.gather_rows
+    columns = batch.gather_columns(call.candidates)
+    scores = dense_scores(gather(call.anchors), columns, call.backend, call.similarity)
+    if further.present:
+        temperature = call.options["temperature"]
+        more = dense(call.parts, temperature, call.similarity, call.backend)
         if further.own_negatives is not None:
-            more.append(over_temperature(_of_own_negatives(asked), temperature))
+            more.append(over_temperature(_own_negative_scores(call), temperature))
         more = torch.cat(more, 1)
-        if not len(asked.anchors):
-            # Nothing to add, but other ranks wait for the gradients of what they gathered.
+        if not len(call.anchors):
+            # This rank has no losses, but other ranks wait for the gradients of gathered tensors.
             return torch.cat([scores, more], 1).nan_to_num(neginf=0.0).sum(1)
-    given = asked.of_specification(gather)
-    return asked.specification(scores, gather(asked.pairs.positives), **given, more=more)
+    options = call.specification_options(gather)
+    return call.specification(scores, gather(call.pairs.positives), **options, more=more)
 
 
-def _in_panels(asked, reduction):
-    """The loss by the engine's passes."""
-    smoothing, batch = asked.options["label_smoothing"], asked.batch
-    scale = inverse(asked.options["temperature"], asked.anchors)
-    alone = not (asked.further.given or smoothing)
+def _in_panels(call, reduction):
+    """The loss from the passes of the engine."""
+    smoothing, batch = call.options["label_smoothing"], call.batch
+    scale = inverse(call.options["temperature"], call.anchors)
+    alone = not (call.further.present or smoothing)
     if alone:
-        return _of_candidates(asked, scale, batch.row_weights(reduction, asked.anchors))
-    # The backward pass goes the other way: what needs the most memory is then last here, when no
-    # gradients of the others are alive beside it.
-    above = _above_mean(asked, scale) if smoothing else None
-    losses = (_with_further if asked.further.given else _of_candidates)(asked, scale)
+        return _candidate_losses(call, scale, batch.row_weights(reduction, call.anchors))
+    # The backward pass runs in reverse. So the term that needs the most memory comes last here: no
+    # gradients of the other terms are alive during its backward pass.
+    above = _above_mean(call, scale) if smoothing else None
+    losses = (_losses_with_further if call.further.present else _candidate_losses)(call, scale)
     if smoothing:
         losses = losses + smoothing * above
     return batch.reduce(losses, reduction)
 
 
-def _of_candidates(asked, scale, weights=None):
-    """The tile loss of the candidates: with weights their sum, else (N,)."""
+def _candidate_losses(call, scale, weights=None):
+    """The losses (N,) of the candidates, or with weights their weighted sum."""
 
-    # What is kept of a signature (fastsim/engine/prepared.py) holds the formula, so no rows in it.
-    given = asked.of_specification(lambda rows: rows) | {"label_smoothing": 0.0}
-    positives, specification = asked.pairs.positives, asked.specification
+    # fastsim/engine/prepared.py keeps this formula, so it must not hold the rows.
+    options = call.specification_options(lambda rows: rows) | {"label_smoothing": 0.0}
+    positives, specification = call.pairs.positives, call.specification
 
     def formula(scores, scale, _):
-        return specification(scores, positives, **given | {"temperature": 1 / scale})
+        return specification(scores, positives, **options | {"temperature": 1 / scale})
 
-    tile = Tile(
+    tile = TileLoss(
         "softmax",
-        asked.pairs,
-        margin=float(asked.options["margin"]),
-        symmetric=asked.options["symmetric"],
-        cosine=asked.similarity == "cosine",
+        call.pairs,
+        margin=float(call.options["margin"]),
+        symmetric=call.options["symmetric"],
+        cosine=call.similarity == "cosine",
     )
     return tile_loss(
         tile,
-        asked.anchors,
-        asked.candidates,
+        call.anchors,
+        call.candidates,
         scale=scale,
         weights=weights,
-        batch=asked.batch,
+        batch=call.batch,
         formula=formula,
-        backend=asked.backend,
+        backend=call.backend,
         summed=weights is not None,
     )
 
 
-def _with_further(asked, scale):
-    """(N,) losses of the candidates and further ones."""
-    sides = asked.anchors, asked.candidates, asked.positives
-    positive = positive_logits(*sides, scale, asked.similarity, asked.backend)
-    both_ways = _goes_both_ways(asked)
-    parts = [part for part in asked.parts if not (both_ways and part.turned)]
-    sums = [log_sum(part, scale, positive, asked.similarity, asked.backend) for part in parts]
-    if asked.further.own_negatives is not None:
-        logits = over_temperature(widened(_of_own_negatives(asked)), 1 / scale)
+def _losses_with_further(call, scale):
+    """The losses (N,) of the candidates and the further candidates."""
+    sides = call.anchors, call.candidates, call.positives
+    positive = positive_logits(*sides, scale, call.similarity, call.backend)
+    both_ways = _goes_both_ways(call)
+    parts = [part for part in call.parts if not (both_ways and part.turned)]
+    sums = [log_sum(part, scale, positive, call.similarity, call.backend) for part in parts]
+    if call.further.own_negatives is not None:
+        logits = over_temperature(widened(_own_negative_scores(call)), 1 / scale)
         sums.append(torch.logsumexp(logits, 1))
     if both_ways:
-        options = {"similarity": asked.similarity, "backend": asked.backend.name}
+        options = {"similarity": call.similarity, "backend": call.backend.name}
         of_rows, of_columns = log_sum_exp(*sides[:2], scale=scale, columns=True, **options)
-        sums += of_rows, of_columns[asked.positives]
-        return (torch.logsumexp(torch.stack(sums), 0) - positive).to(compute_dtype(asked.anchors))
-    positive = positive - scale * asked.options["margin"]
-    if asked.bias is not None:
-        positive = positive + asked.bias[asked.positives]
+        sums += of_rows, of_columns[call.positives]
+        return (torch.logsumexp(torch.stack(sums), 0) - positive).to(compute_dtype(call.anchors))
+    positive = positive - scale * call.options["margin"]
+    if call.bias is not None:
+        positive = positive + call.bias[call.positives]
     further = torch.logsumexp(torch.stack(sums), 0) - positive
-    losses = _of_candidates(asked, scale)
+    losses = _candidate_losses(call, scale)
     return torch.logaddexp(widened(losses), further).to(losses.dtype)
 
 
-def _goes_both_ways(asked):
-    """Whether one pass over the candidates' scores gives the log-sum-exps of rows and of columns.
+def _goes_both_ways(call):
+    """Whether one pass over the candidates gives the log-sum-exps of both rows and columns.
 
-    It pays where a part is made of these columns. Such a pass has no margin and no metrics.
+    It is faster if a part consists of these columns. Such a pass has no margin and no metrics.
     """
-    turned = any(part.turned for part in asked.parts)
-    return turned and asked.options["margin"] == 0 and not watched()
+    turned = any(part.turned for part in call.parts)
+    return turned and call.options["margin"] == 0 and not in_metrics()
 
 
-def _above_mean(asked, scale):
-    """(N,) by how much the positive's logit is above the mean of all candidates'."""
-    sides = asked.anchors, asked.candidates, asked.positives
-    above = scale * above_mean(*sides, asked.similarity, asked.batch, asked.backend)
-    if asked.bias is None:
+def _above_mean(call, scale):
+    """(N,) the logit of the positive minus the mean logit of all candidates."""
+    sides = call.anchors, call.candidates, call.positives
+    above = scale * above_mean(*sides, call.similarity, call.batch, call.backend)
+    if call.bias is None:
         return above
-    return above + (asked.bias[asked.positives] - asked.pairs.column_bias.mean())
+    return above + (call.bias[call.positives] - call.pairs.column_bias.mean())
 
 
-def _of_own_negatives(asked):
-    """(N, K) scores of the own negatives, -inf for what `exclude_above` leaves out."""
-    scores = own_scores(asked.further, asked.anchors, asked.backend, asked.similarity)
-    above = asked.options["exclude_above"]
+def _own_negative_scores(call):
+    """(N, K) the scores of the own negatives, -inf for those that `exclude_above` leaves out."""
+    scores = own_scores(call.further, call.anchors, call.backend, call.similarity)
+    above = call.options["exclude_above"]
     if above is None:
         return scores
-    sides = asked.anchors, asked.candidates, asked.positives
-    positive = positive_logits(*sides, 1.0, asked.similarity, asked.backend).to(scores.dtype)
+    sides = call.anchors, call.candidates, call.positives
+    positive = positive_logits(*sides, 1.0, call.similarity, call.backend).to(scores.dtype)
     known, limits = scores.detach(), (positive + above).detach()[:, None]
     return scores.masked_fill(known > highest_equal(limits, size_of_rows(known)), -torch.inf)

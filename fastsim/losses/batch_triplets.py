@@ -1,14 +1,13 @@
-"""Triplets of one batch in groups: semi-hard negatives, and all triplets.
+"""Triplet losses of a batch in groups: with semi-hard negatives, and over all triplets.
 
-    semi-hard: mean over positive pairs (i, p) of relu(d_ip - d_in + margin), where n is the
-        nearest negative of i that is farther away than p, or its farthest where none is
-    all: mean of d_ip - d_in + margin over the triplets in which that is positive
+    semi-hard: mean over positive pairs (i, p) of relu(d_ip - d_in + margin); n is the nearest
+        negative of i that is farther away than p, or the farthest negative if none is
+    all: mean of d_ip - d_in + margin over the triplets in which it is positive
 
-d is the Euclidean distance or 1 - cosine. A row without a negative has no triplet: it adds nothing.
+d is the Euclidean distance or 1 - cosine. A row without a negative has no triplet and adds nothing.
 
 Source: Schroff et al. 2015, "FaceNet", section 3.2 (semi-hard); Hermans et al. 2017, "In Defense
-of the Triplet Loss", section 2 (batch all). The first has one triplet for each positive pair, the
-second has all triplets. The eager backend holds every triplet in memory.
+of the Triplet Loss", section 2 (batch all). The eager backend holds every triplet in memory.
 """
 
 from typing import Literal
@@ -39,31 +38,31 @@ def batch_semi_hard_triplet(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Semi-hard triplet loss: each positive pair against the nearest negative beyond it.
+    """Semi-hard triplet loss: each positive pair against the nearest negative beyond the positive.
 
-    For rows with a class or group id, where the hardest negatives (`batch_hard_triplet`) make
-    training collapse.
+    For rows with a class or group id, if training collapses with the hardest negatives
+    (`batch_hard_triplet`).
 
     Formula and source: fastsim/losses/batch_triplets.py.
 
     Args:
         embeddings: (N, D).
-        groups: (N,) integers; equal ones are positives of each other.
-        margin: a number, how much closer the positive should be than the negative.
-        distance: "euclidean", or "cosine", which is 1 - cosine.
-        largest_group: an int, an upper bound on the rows of any group; if a group has more, the
-            loss is NaN, but for the eager backend, which needs no bound. None: the bound is read
-            from the groups, for which a GPU is waited for once.
+        groups: (N,) integers; rows with equal numbers are positives of each other.
+        margin: a number, by how much the positive should be closer than the negative.
+        distance: "euclidean", or "cosine" for 1 - cosine.
+        largest_group: an int, an upper bound of the number of rows of any group; if a group has
+            more, the loss is NaN (the eager backend needs no bound). None: computed from the
+            groups, which waits for a GPU once.
         group: a process group whose ranks each give their part of the batch; see
-            `fastsim.distributed`. Embeddings are gathered: a `Ring` is refused.
+            `fastsim.distributed`. Embeddings are gathered, so a `Ring` is refused.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar. A batch without a positive pair or of one group gives 0 with zero gradient.
+        A scalar. A batch without a positive pair, or of a single group, gives 0 with gradient 0.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
@@ -86,31 +85,31 @@ def batch_all_triplet(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """The mean over all triplets with a positive loss.
+    """Batch-all triplet loss: the mean over all triplets with a positive loss.
 
-    For rows with a class or group id, where every triplet should count; `batch_hard_triplet` takes
-    the hardest of each row alone.
+    For rows with a class or group id, if every triplet should count; `batch_hard_triplet` uses only
+    the hardest triplet of each row.
 
     Formula and source: fastsim/losses/batch_triplets.py.
 
     Args:
         embeddings: (N, D).
-        groups: (N,) integers; equal ones are positives of each other.
-        margin: a number, how much closer the positive should be than the negative.
-        distance: "euclidean", or "cosine", which is 1 - cosine.
-        largest_group: an int, an upper bound on the rows of any group; if a group has more, the
-            loss is NaN, but for the eager backend, which needs no bound. None: the bound is read
-            from the groups, for which a GPU is waited for once.
+        groups: (N,) integers; rows with equal numbers are positives of each other.
+        margin: a number, by how much the positive should be closer than the negative.
+        distance: "euclidean", or "cosine" for 1 - cosine.
+        largest_group: an int, an upper bound of the number of rows of any group; if a group has
+            more, the loss is NaN (the eager backend needs no bound). None: computed from the
+            groups, which waits for a GPU once.
         group: a process group whose ranks each give their part of the batch; see
-            `fastsim.distributed`. Embeddings are gathered: a `Ring` is refused.
+            `fastsim.distributed`. Embeddings are gathered, so a `Ring` is refused.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar. A batch without a positive pair or of one group gives 0 with zero gradient.
+        A scalar. A batch without a positive pair, or of a single group, gives 0 with gradient 0.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
@@ -185,11 +184,11 @@ def _mean(triplets, formula, embeddings, groups, margin, distance, largest_group
         options = float(margin), distance, triplets, largest_group, formula
         total, number = triplet_sum(x, groups, anchors, *options, chosen.name)
     mean = batch.ranks * total / batch.total(number).clamp(min=1)
-    # A NaN or Inf that is part of no triplet has to reach the loss all the same.
+    # A NaN or Inf in a row without triplets has to reach the loss too.
     return mean + 0 * x.detach().abs().amax()
 
 
-# ---- the specifications on the distances (A, N) of the anchors: every triple at once ----
+# ---- the specifications: every triplet at once, from distances (A, N) of the anchors ----
 
 
 def _semi_hard(distances, groups, anchors, margin, distance):
@@ -209,13 +208,13 @@ def _all(distances, groups, anchors, margin, _):
     """(sum of the terms, number of triplets with a term)."""
     positive, negative = _pairs(groups, anchors)
     gaps = distances[:, :, None] - distances[:, None, :] + margin
-    # A NaN is no less than 0, so that it reaches the loss.
+    # Not gaps > 0: a NaN has to reach the loss.
     active = positive[:, :, None] & negative[:, None, :] & ~(gaps <= 0)
     return torch.where(active, gaps, 0.0).sum(), active.sum()
 
 
 def _pairs(groups, anchors):
-    """Which pairs (A, N) are positives, and which negatives."""
+    """Two masks (A, N): of the positive pairs and of the negative pairs."""
     same = groups[anchors, None] == groups
-    own = torch.eye(groups.shape[0], dtype=torch.bool, device=groups.device)[anchors]
-    return same & ~own, ~same
+    diagonal = torch.eye(groups.shape[0], dtype=torch.bool, device=groups.device)[anchors]
+    return same & ~diagonal, ~same

@@ -1,14 +1,13 @@
-"""Circle loss: positives and negatives, each weighted by its distance from the optimum.
+"""Circle loss: each positive and negative is weighted by its distance from its optimum.
 
     L_i = log(1 + sum_{p in group(i), p != i} exp(gamma a_ip (1 - margin - s_ip))
                   * sum_{n not in group(i)} exp(gamma a_in (s_in - margin)))
     a_ip = relu(1 + margin - s_ip),   a_in = relu(s_in + margin),   s = cos
 
 Source: Sun et al. 2020, "Circle Loss: A Unified Perspective of Pair Similarity Optimization",
-equation 6 (equation 4 with margins), with the weights of equation 5. The weights a are held
-constant in the gradient, as in the paper. With weights of 1 the loss is a soft hinge on the hardest
-pair of a positive and a negative, where `multi_similarity` has one on the positives and one on the
-negatives.
+equation 6 (equation 4 with margins), with the weights of equation 5. The weights a are constants in
+the gradient, as in the paper. With weights of 1 the loss is one soft hinge on the hardest pair of a
+positive and a negative; `multi_similarity` has a hinge on the positives and one on the negatives.
 """
 
 from functools import partial
@@ -41,25 +40,25 @@ def circle(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Circle loss: positives and negatives, each weighted by its distance from the optimum.
+    """Circle loss: each positive and negative is weighted by its distance from its optimum.
 
-    For rows with a class or group id, where the pairs that are far off should count most.
-    `multi_similarity` has a steepness of its own for positives and for negatives, `sup_con` is a
-    softmax without a margin.
+    For rows with a class or group id, if pairs far from their optimum should count most.
+    `multi_similarity` has separate steepnesses for positives and negatives; `sup_con` is a softmax
+    without a margin.
 
     Formula and source: fastsim/losses/circle.py.
 
     Args:
         embeddings: (N, D).
-        groups: (N,) integers; equal ones are positives of each other.
-        references: (M, D), the rows that embeddings are compared with; by default the embeddings
-            themselves, without the pairs of a row with itself.
-        reference_groups: (M,) integers, together with references.
+        groups: (N,) integers; rows with equal numbers are positives of each other.
+        references: (M, D), the rows that embeddings are compared with; None: the embeddings
+            themselves, without the pair of a row with itself.
+        reference_groups: (M,) integers, the groups of the references.
         own_first: whether the first N references are the embeddings themselves; the pair of row i
             and reference i is then left out.
         gamma: a positive number, the steepness.
-        margin: a number; positives are drawn to a cosine above 1 - margin, negatives pushed to one
-            below margin.
+        margin: a number; the loss drives the cosines of positives above 1 - margin, and those of
+            negatives below margin.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -70,7 +69,7 @@ def circle(
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -125,7 +124,7 @@ def circle_from_scores(
     margin: float = 0.4,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `circle`: scores (N, M), the other parameters as there."""
+    """The specification of `circle` for scores (N, M), with the same other parameters."""
     options = {"gamma": gamma, "margin": margin}
     _check_options(**options)
     return grouped_from_scores(
@@ -139,15 +138,15 @@ def circle_from_scores(
 
 
 def _losses(scores, pairs, gamma, margin):
-    part = pair_mask(pairs, *scores.shape, scores.device)
-    own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
-    held = scores.detach()
-    falling = torch.relu(1 + margin - held) * (1 - margin - scores)
-    rising = torch.relu(held + margin) * (scores - margin)
+    kept = pair_mask(pairs, *scores.shape, scores.device)
+    positive = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
+    constant = scores.detach()
+    falling = torch.relu(1 + margin - constant) * (1 - margin - scores)
+    rising = torch.relu(constant + margin) * (scores - margin)
     sums = 0.0
-    for logits, counted in ((gamma * falling, part & own), (gamma * rising, part & ~own)):
+    for logits, counted in ((gamma * falling, kept & positive), (gamma * rising, kept & ~positive)):
         sums = sums + torch.logsumexp(logits.masked_fill(~counted, below_every_score(logits)), 1)
-    # Of a row without a positive or a negative it is 0, and NaN where a score is.
+    # 0 for a row without a positive or a negative, NaN if a score is NaN.
     return softplus(sums)
 
 

@@ -2,10 +2,10 @@
 
     L = log(1 + sum_{label_a > label_b} exp(scale * (score_b - score_a)))
 
-Source: Su Jianlin 2022, "CoSENT: a more effective sentence embedding scheme than Sentence-BERT";
-a smooth form of the number of wrongly ordered pairs, so it trains what Spearman measures. Any
-score will do: cosines, cross-encoder logits. `angle` is the same on angle scores, `cosent_matrix`
-the same on every entry of an N x M matrix.
+Source: Su Jianlin 2022, "CoSENT: a more effective sentence embedding scheme than Sentence-BERT".
+The loss is a smooth form of the number of wrongly ordered pairs, so it trains what Spearman's
+correlation measures. The scores may be cosines or cross-encoder logits. `angle` is the same loss on
+angle scores, `cosent_matrix` on all entries of an N x M matrix.
 """
 
 import torch
@@ -31,8 +31,9 @@ def cosent(
 ) -> Tensor:
     """CoSENT: trains scores to have the order of their labels.
 
-    For pairs with a graded label (STS), through `paired_cosine_similarity`. `angle` is the same on
-    angles, which do not saturate; `cosine_regression` trains the value of a label, not its order.
+    For pairs with graded labels (STS), with scores from `paired_cosine_similarity`. `angle` is the
+    same on angle scores, which do not saturate; `cosine_regression` trains the values of the labels
+    instead of their order.
 
     Formula and source: fastsim/losses/cosent.py.
 
@@ -45,12 +46,12 @@ def cosent(
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar. Equal labels contribute nothing; one pair, or all labels equal, gives exactly 0
-        with zero gradient. The time is O(M log M), and O(M) on a CPU for few distinct labels.
+        A scalar. Pairs of equal labels add nothing; if M = 1 or all labels are equal, the loss is
+        exactly 0 with gradient 0. The time is O(M log M), on a CPU O(M) for few distinct labels.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> scores, labels = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])
@@ -66,7 +67,7 @@ def cosent(
 
 
 def cosent_of(scores, labels, scale, backend):
-    """`cosent` of arguments that have been checked, those of all ranks."""
+    """`cosent` for checked scores and labels of all ranks."""
     if backend.name == "eager":
         return cosent_from_scores(scores, labels, scale=scale)
     return rank_loss(scores, labels, scale, backend, cosent_from_scores)
@@ -88,7 +89,7 @@ class CoSENT(LossModule):
 
 
 def cosent_from_scores(scores: Tensor, labels: Tensor, *, scale: Scalar = 20.0) -> Tensor:
-    """The specification of `cosent`: scores (M,), the other parameters as there.
+    """The specification of `cosent` for scores (M,), with the same other parameters.
 
     All M^2 pairs of scores are held at once.
     """
@@ -96,7 +97,8 @@ def cosent_from_scores(scores: Tensor, labels: Tensor, *, scale: Scalar = 20.0) 
     check_labels("labels", labels, scores.shape[0], scores.device)
     check_number("scale", scale, positive=True)
     logits = as_float(scores) * scale
-    # Masked rather than picked: how many pairs count depends on values, which nothing can trace.
+    # Masked instead of selected: the number of selected pairs would depend on values, which
+    # torch.compile cannot trace.
     terms = (logits - logits[:, None]).masked_fill(labels[:, None] <= labels, -torch.inf)
-    # The 1 inside the logarithm; NaN or Inf in any score shows in it.
+    # The appended 0 is the 1 in the logarithm; it becomes NaN if any score is NaN or infinite.
     return torch.logsumexp(torch.cat([terms.flatten(), (logits * 0).sum().reshape(1)]), 0)

@@ -1,11 +1,11 @@
-"""CoSENT over every pair of entries of the score matrix.
+"""CoSENT over all pairs of entries of the score matrix.
 
     L = log(1 + sum_{t_p > t_q} exp(scale * (s_q - s_p))),   p, q entries of the N x M matrix
 
-With the K distinct targets in ascending order as levels, A_l = lse of the logits of level l and
-B_l = lse of their negatives, L = lse(0, {B_l + lse_{m<l} A_m}): 2K running sums instead of
-(N M)^2 pairs, and the score gradient of an entry needs only those. For two levels L = softplus(A_0
-+ B_1).
+The levels are the K distinct targets in ascending order. With A_l the log-sum-exp (lse) of the
+logits of level l, and B_l that of the negated logits, L = lse(0, {B_l + lse_{m<l} A_m}). This takes
+2K running sums instead of (N M)^2 pairs, and the score gradient of an entry needs only these sums.
+For two levels L = softplus(A_0 + B_1).
 
 Source: Su Jianlin 2022 (see `cosent`), applied to all in-batch pairs.
 """
@@ -42,11 +42,12 @@ from fastsim.pairs import (
     parse_own_targets,
     parse_targets,
 )
+from fastsim.precision import compute_dtype
 from fastsim.reduce import as_float
-from fastsim.scores import compute_dtype, dense_scores
-from fastsim.tile import Tile
+from fastsim.scores import dense_scores
+from fastsim.tile_loss import TileLoss
 
-BAND = 1 << 20  # targets that are looked at at once on a CPU
+BAND = 1 << 20  # targets that are read at once on a CPU
 
 
 @embeddings_in_autocast("x", "y")
@@ -62,10 +63,10 @@ def cosent_matrix(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """CoSENT over all entries of the scores against a target matrix.
+    """CoSENT over all pairs of entries of the score matrix, in the order of a target matrix.
 
-    For a graded target of every pair of the batch. For a list of pairs with one label each, take
-    `cosent`; to train the values of the targets rather than their order, `matrix_mse`.
+    For a graded target of every pair of the batch. For a list of pairs with labels use `cosent`; to
+    train the values of the targets instead of their order use `matrix_mse`.
 
     Formula and source: fastsim/losses/cosent_matrix.py.
 
@@ -73,23 +74,24 @@ def cosent_matrix(
         x: (N, D).
         y: (M, D); None: x with itself, each unordered pair once, the diagonal left out.
         targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
-            column_groups (M,)) integers, the same group 1, else -1; or None: the diagonal.
+            column_groups (M,)), integers, with target 1 for equal groups, otherwise -1; or None:
+            the diagonal.
         scale: a positive number or 0-d tensor, which may require a gradient.
-        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
+        similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
-            numbers; None: they are found in the targets, for which a GPU is waited for. A target
-            that is not among them makes the loss NaN, and so do unsorted levels on a GPU.
+            numbers; None: computed from the targets, which waits for a GPU. The loss is NaN if a
+            target is not among the levels, or if levels on a GPU are not sorted.
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar. Up to 256 distinct targets nothing N x M is held beyond the targets themselves;
-        with more, the entries are sorted, which takes O(N M) memory.
+        A scalar. With up to 256 distinct targets no N x M tensor but the targets is held; with more
+        the entries are sorted, which takes O(N M) memory.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> ones = torch.ones(2, 3)
@@ -134,7 +136,7 @@ def cosent_matrix(
             levels = batch.gather_values(levels).unique()
     if chosen.name != "eager" and levels.numel() <= chosen.most_levels:
         pairs = replace(pairs, offset=batch.first_column)
-        tile = Tile("levels", pairs, levels=levels, cosine=similarity == "cosine")
+        tile = TileLoss("levels", pairs, levels=levels, cosine=similarity == "cosine")
         loss = tile_loss(
             tile,
             x,
@@ -175,9 +177,10 @@ class CoSENTMatrix(LossModule):
 def cosent_matrix_from_scores(
     scores: Tensor, targets: Targets, *, scale: Scalar = 20.0, each_pair_once: bool = False
 ) -> Tensor:
-    """The specification of `cosent_matrix`: scores (N, M), the other parameters as there.
+    """The specification of `cosent_matrix` for scores (N, M), with the same other parameters.
 
-    each_pair_once: the entries above the diagonal only, as `cosent_matrix` takes y=None.
+    each_pair_once: whether to use only the entries above the diagonal, as `cosent_matrix` does for
+        y=None.
     """
     check_scores("scores", scores)
     check_number("scale", scale, positive=True)
@@ -187,15 +190,15 @@ def cosent_matrix_from_scores(
 
 
 def _over_entries(scores, pairs, scale, backend):
-    wanted = dense_targets(pairs, *scores.shape, compute_dtype(scores), scores.device)
+    targets = dense_targets(pairs, *scores.shape, compute_dtype(scores), scores.device)
     scores = _entries(as_float(scores), pairs)
     if not scores.numel():
         return (scores * scale).sum()
-    return cosent(scores, _entries(wanted, pairs), scale=scale, backend=backend)
+    return cosent(scores, _entries(targets, pairs), scale=scale, backend=backend)
 
 
 def _entries(matrix, pairs):
-    """The entries (M,) that count. Their number follows from the shape, so it can be traced."""
+    """The entries (E,) that count. E follows from the shape, so torch.compile can trace it."""
     if pairs.skip == "nothing":
         return matrix.flatten()
     rows, columns = torch.triu_indices(*matrix.shape, 1, device=matrix.device)
@@ -203,12 +206,12 @@ def _entries(matrix, pairs):
 
 
 def _bands(dense):
-    """The matrix in bands of rows: what is made of one stays small."""
+    """The matrix in bands of rows, so that temporary tensors stay small."""
     return dense.split(max(1, numbers_of_a_band(dense.device, BAND) // dense.shape[1]))
 
 
 def _checked_levels(levels, x):
-    """The levels in the compute type; ValueError where they are read and do not ascend."""
+    """The levels in the compute type; ValueError on a CPU if they do not ascend."""
     check_tensor("levels", levels, ndim=1, dtypes=FLOATING, what="floating-point values (K,)")
     check_device("levels", levels, "x", x)
     levels = levels.to(compute_dtype(x)).contiguous()
@@ -222,8 +225,8 @@ def _checked_levels(levels, x):
 
 
 def _unknown(dense, levels):
-    """() int64: how many targets are none of the levels, and how many levels are not above the one
-    before; nothing is waited for.
+    """() int64: the number of targets that are not among the levels, plus the number of levels that
+    are not above the one before. Does not wait for the device.
     """
     count = (~(levels.diff() > 0)).sum()
     for band in _bands(dense):
@@ -234,13 +237,13 @@ def _unknown(dense, levels):
 
 
 def _levels(pairs, dtype, device):
-    """The distinct targets in ascending order, a band of rows at a time."""
+    """The distinct targets (K,) in ascending order."""
     if pairs.dense is None:
-        # Made on the device: a copy from here would wait for it.
+        # Created on the device: a copy from the host would wait for it.
         return torch.linspace(pairs.negative_target, 1.0, 2, dtype=dtype, device=device)
     dense = pairs.dense
     # In the compute type at once: autocast refuses to concatenate the other 16-bit type.
-    found = torch.cat([band.unique().to(dtype) for band in _bands(dense)]).unique()
-    if found.isnan().any():
+    levels = torch.cat([band.unique().to(dtype) for band in _bands(dense)]).unique()
+    if levels.isnan().any():
         raise ValueError("targets: wanted targets that can be ordered, got NaN")
-    return found
+    return levels

@@ -36,16 +36,16 @@ def cosine_regression(
     reduction: Reduction = "mean",
     backend: str | None = None,
 ) -> Tensor:
-    """Squared error of the cosines of paired rows against labels.
+    """The squared error of the cosines of paired rows against labels.
 
-    For pairs with a graded label, as Sentence-BERT trained them; `cosent` trains only the order of
-    the labels, and usually gives the better rank correlation.
+    For pairs with graded labels, as in Sentence-BERT. `cosent` trains only the order of the labels
+    and usually gives a better rank correlation.
 
     Formula and source: fastsim/losses/cosine_regression.py.
 
     Args:
         u, v: (N, D).
-        labels: (N,) of any real dtype, none of them NaN; a cosine can only reach [-1, 1].
+        labels: (N,) of any real dtype, none of them NaN, best within [-1, 1] as cosines are.
         reduction: "mean", "sum" or "none".
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
@@ -54,7 +54,7 @@ def cosine_regression(
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> rows = torch.eye(2)
@@ -66,9 +66,9 @@ def cosine_regression(
     check_alike("v", v, "u", u, rows=True)
     check_labels("labels", labels, u.shape[0], u.device)
     check_reduction(reduction)
-    made = partial(_loss, reduction=reduction, backend=pick(backend, u, v, labels))
-    loss = made(u, v, labels)
-    note((u, v, labels), Prepared(partial(_of_any_labels, made=made)), loss)
+    loss_of = partial(_loss, reduction=reduction, backend=pick(backend, u, v, labels))
+    loss = loss_of(u, v, labels)
+    note((u, v, labels), Prepared(partial(_with_checked_labels, loss_of=loss_of)), loss)
     return loss
 
 
@@ -86,9 +86,9 @@ class CosineRegression(LossModule):
         super().__init__(locals())
 
 
-def _of_any_labels(u, v, labels, *, made):
-    loss = made(u, v, labels)
-    # A label that is NaN shows in the loss: a look at one number in the place of all.
+def _with_checked_labels(u, v, labels, *, loss_of):
+    loss = loss_of(u, v, labels)
+    # A NaN label makes the loss NaN, so reading one number replaces reading all labels.
     if loss.dim() or loss.device.type != "cpu" or loss.isnan():
         check_order("labels", labels)
     return loss

@@ -1,13 +1,13 @@
-"""Debiased contrastive learning: InfoNCE that expects positives among its negatives.
+"""Debiased contrastive learning: InfoNCE that corrects for positives among its negatives.
 
     L_i = -log(e^z_p / (e^z_p + N_i)),   z = cos / temperature,   p = pos_i
     N_i = max((R_i - tau_plus K_i e^z_p) / (1 - tau_plus), K_i e^(-1 / temperature))
     R_i = K_i sum_n e^((1 + beta) z_in) / sum_n e^(beta z_in),   n over the K_i negatives
 
 Source: Chuang et al. 2020, "Debiased Contrastive Learning", equations 7 and 8 with one positive
-sample (beta = 0, where R_i = sum_n e^z_in); Robinson et al. 2021, "Contrastive Learning with Hard
+sample (beta = 0, so that R_i = sum_n e^z_in); Robinson et al. 2021, "Contrastive Learning with Hard
 Negative Samples", equation 4 with their sample weights e^(beta z) (beta > 0). With tau_plus = 0 and
-beta = 0 it is `info_nce`.
+beta = 0 the loss is `info_nce`.
 """
 
 import torch
@@ -40,9 +40,10 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
+from fastsim.precision import compute_dtype
 from fastsim.reduce import as_float, inverse, reduce, softplus
-from fastsim.scores import compute_dtype, dense_cosines
-from fastsim.tile import Tile
+from fastsim.scores import dense_cosines
+from fastsim.tile_loss import TileLoss
 
 
 @embeddings_in_autocast("anchors", "candidates")
@@ -63,23 +64,22 @@ def debiased_contrastive(
 ) -> Tensor:
     """InfoNCE with false negatives discounted (tau_plus) and hard negatives up-weighted (beta).
 
-    For pairs without labels, where many of the other candidates belong to the anchor's class. Where
-    false negatives are known, take `info_nce` with `exclude`; where a guide model can find them,
+    For pairs without labels, if many of the other candidates belong to the anchor's class. If the
+    false negatives are known use `info_nce` with `exclude`; if a guide model can find them use
     `info_nce` with `guide`.
 
     Formula and source: fastsim/losses/debiased_contrastive.py.
 
     Args:
         anchors: (N, D).
-        candidates: (M, D); all but an anchor's own positive are its negatives.
-        positives: (N,) integers, the column of each anchor's positive; by default `arange(N)`.
+        candidates: (M, D); all but the anchor's positive are its negatives.
+        positives: (N,) integers, the column of each anchor's positive; None: `arange(N)`.
         temperature: a positive number or 0-d tensor, which may require a gradient.
-        tau_plus: the probability that a negative is a positive, at least 0 and below 1: a number,
-            or (N,) for the rows. With equally large classes it is 1 / the number of classes.
-        beta: a number, at least 0: a negative weighs e^(beta cos / temperature). 0: all weigh
-            the same.
-        exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
-            anchor's positive takes no part.
+        tau_plus: the probability, >= 0 and < 1, that a negative is in fact a positive: a number, or
+            (N,) for the rows. For classes of equal size it is 1 / the number of classes.
+        beta: a number >= 0; a negative has the weight e^(beta cos / temperature). 0: equal weights.
+        exclude: (row_ids (N,), column_ids (M,)), integers. A pair with equal ids is left out unless
+            it is the anchor's positive.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -90,7 +90,7 @@ def debiased_contrastive(
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> queries, documents = torch.eye(3), torch.eye(3)
@@ -131,7 +131,7 @@ def debiased_contrastive(
 
     by_groups = Pairs(positives, row_ids, column_ids, positives, columns, negative_target=0.0)
     return tile_loss(
-        Tile("debiased", by_groups, hardness=float(beta), prior=prior),
+        TileLoss("debiased", by_groups, hardness=float(beta), prior=prior),
         anchors,
         candidates,
         scale=inverse(temperature, anchors),
@@ -170,7 +170,7 @@ def debiased_contrastive_from_scores(
     exclude: Exclude = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `debiased_contrastive`: cosines (N, M), the rest as there."""
+    """The specification of `debiased_contrastive` for cosines (N, M); other parameters as there."""
     check_scores("scores", scores)
     _check_options(temperature, tau_plus, beta, scores)
     check_reduction(reduction)
@@ -186,26 +186,27 @@ def _losses(scores, pairs, temperature, tau_plus, beta):
     logits, place = scores / temperature, pairs.positives[:, None]
     negative = pair_mask(pairs, *scores.shape, scores.device).scatter(1, place, False)
     count = negative.sum(1).to(scores.dtype)
-    some = count > 0
-    # A row without a negative gets one of its own, and loss 0.
-    held = negative | ~some[:, None]
+    with_negative = count > 0
+    # A row without a negative keeps all columns, for finite sums; its loss is set to 0 below.
+    kept = negative | ~with_negative[:, None]
     log_count = count.clamp(min=1).log()
-    sums = torch.logsumexp(((1 + beta) * logits).masked_fill(~held, -torch.inf), 1)
+    sums = torch.logsumexp(((1 + beta) * logits).masked_fill(~kept, -torch.inf), 1)
     if beta:
-        weights = torch.logsumexp((beta * logits).masked_fill(~held, -torch.inf), 1)
+        weights = torch.logsumexp((beta * logits).masked_fill(~kept, -torch.inf), 1)
         sums = sums + log_count - weights
     positive = logits.gather(1, place)[:, 0]
-    # N e^-z_p less what is expected of positives, and the least value it may have.
+    # In logarithms: N_i / e^z_p is (R_i / e^z_p - tau_plus K_i) / (1 - tau_plus), or its lower
+    # bound.
     tau_plus = torch.as_tensor(tau_plus, dtype=scores.dtype, device=scores.device)
     expected = (tau_plus * count.clamp(min=1)).log()
     least = log_count - 1 / temperature - positive
-    both = sums - positive
-    low = both < torch.logaddexp(least + torch.log1p(-tau_plus), expected)
-    left = torch.where(low, 0.0, both)
-    rest = torch.where(low, 0.0, (expected - left).exp())
-    log_rate = left + torch.log1p(-rest) - torch.log1p(-tau_plus)
-    # A NaN reaches the loss of a row without a negative too.
-    return torch.where(some, softplus(torch.where(low, least, log_rate)), 0 * positive)
+    ratio = sums - positive
+    low = ratio < torch.logaddexp(least + torch.log1p(-tau_plus), expected)
+    ratio = torch.where(low, 0.0, ratio)
+    share = torch.where(low, 0.0, (expected - ratio).exp())
+    log_rate = ratio + torch.log1p(-share) - torch.log1p(-tau_plus)
+    # Not 0 but 0 * positive: a NaN reaches the loss of a row without a negative too.
+    return torch.where(with_negative, softplus(torch.where(low, least, log_rate)), 0 * positive)
 
 
 def _check_options(temperature, tau_plus, beta, x):

@@ -5,8 +5,8 @@
 s is the cosine, or with similarity="dot" the dot product; candidate_bias as in `info_nce`.
 
 Source: Yeh et al. 2022, "Decoupled Contrastive Learning", equation 6 (L_DC). The gradient of
-InfoNCE is that of this loss times 1 - p, where p is the probability of the positive. In a small
-batch p is often close to 1, which leaves little gradient. Without the factor, small batches learn
+InfoNCE is the gradient of this loss times 1 - p, with p the probability of the positive. In a small
+batch p is often close to 1, so little gradient remains. Without this factor small batches train
 nearly as well as large ones. The loss has no lower bound.
 """
 
@@ -32,7 +32,7 @@ from fastsim.losses.module import LossModule
 from fastsim.pairs import Pairs, global_positives, parse_bias, parse_positives
 from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_scores
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 @embeddings_in_autocast("anchors", "candidates")
@@ -52,18 +52,18 @@ def decoupled_contrastive(
 ) -> Tensor:
     """InfoNCE without the positive in the denominator, for small batches.
 
-    For large batches, and for a loss that is bounded below, take `info_nce`.
+    For large batches, or for a loss that is bounded below, use `info_nce`.
 
     Formula and source: fastsim/losses/decoupled_contrastive.py.
 
     Args:
         anchors: (N, D).
-        candidates: (M, D); all but an anchor's own positive are its negatives.
-        positives: (N,) integers, the column of each anchor's positive; by default `arange(N)`.
+        candidates: (M, D); all but the anchor's positive are its negatives.
+        positives: (N,) integers, the column of each anchor's positive; None: `arange(N)`.
         temperature: a positive number or 0-d tensor, which may require a gradient.
-        candidate_bias: (M,) numbers added to the candidates' logits, minus log q_j for candidates
-            drawn with probabilities q_j (see `info_nce`).
-        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
+        candidate_bias: (M,) numbers added to the logits of the candidates; -log q_j for candidates
+            sampled with probabilities q_j (see `info_nce`).
+        similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -74,7 +74,7 @@ def decoupled_contrastive(
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> queries, documents = torch.eye(3), torch.eye(3)
@@ -118,7 +118,7 @@ def decoupled_contrastive(
         return _losses(scores, own, 1 / scale, bias)
 
     return tile_loss(
-        Tile("decoupled", Pairs(own, column_bias=bias), cosine=similarity == "cosine"),
+        TileLoss("decoupled", Pairs(own, column_bias=bias), cosine=similarity == "cosine"),
         anchors,
         candidates,
         scale=inverse(temperature, anchors),
@@ -154,7 +154,7 @@ def decoupled_contrastive_from_scores(
     candidate_bias: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `decoupled_contrastive`: scores (N, M), the rest as there."""
+    """The specification of `decoupled_contrastive` for scores (N, M); other parameters as there."""
     check_scores("scores", scores)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)

@@ -1,4 +1,4 @@
-"""Distillation over the batch: every pair's score is to follow a teacher's.
+"""Distillation over the batch: the score of every pair is trained to follow a teacher's score.
 
     kl           L_i = temperature^2 sum_j p_ij (log p_ij - log q_ij)
                  q_i = softmax_j(s_ij / temperature),  p_i = softmax_j(t_ij / teacher_temperature)
@@ -6,11 +6,11 @@
                  m_ij = (s_{i, pos_i} - s_ij) / temperature
                  n_ij = (t_{i, pos_i} - t_ij) / teacher_temperature
 
-s_ij is the cosine of x_i and y_j, t_ij the cosine of the teacher's embeddings of the same pair. The
-matrix of t is never made as a whole: each panel of it is computed beside the panel of s. Or the
-matrix of t is given, for example the scores of a cross-encoder.
+s_ij is the cosine of x_i and y_j. t_ij is the cosine of the teacher's embeddings of the same pair;
+the whole matrix of t is never held, each panel is computed with the panel of s. Or the caller
+passes the matrix of t, for example the scores of a cross-encoder.
 
-Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2, whose factor
+Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2; the factor
 temperature^2 keeps the size of the gradient; over the candidates of a batch: Lin et al. 2020,
 "Distilling Dense Representations for Ranking using Tightly-Coupled Teachers"; Margin-MSE:
 Hofstätter et al. 2020, "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
@@ -59,7 +59,7 @@ from fastsim.pairs import (
 from fastsim.reduce import as_float, reduce
 from fastsim.scores import dense_cosines
 
-TEMPERATURES = {"kl": 0.05, "margin_mse": 1.0}  # by default
+TEMPERATURES = {"kl": 0.05, "margin_mse": 1.0}  # the defaults
 
 
 @embeddings_in_autocast("x", "y")
@@ -79,36 +79,36 @@ def distill(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Distillation of a teacher's scores of every pair of the batch.
+    """Distillation of a teacher's scores of all pairs of the batch.
 
-    To train a small encoder on a large one's or a cross-encoder's scores of all pairs. Take "kl"
-    first; "margin_mse" where the differences between scores matter, as where two models share an
-    index. For token embeddings take `late_interaction_distillation`, for the values of scores
-    themselves `matrix_mse`.
+    Trains a small encoder on the scores of a larger encoder or a cross-encoder. Try "kl" first; use
+    "margin_mse" if the differences between scores matter, for example if two models share an index.
+    Use `late_interaction_distillation` for token embeddings, `matrix_mse` to train the values of
+    the scores.
 
     Formula and source: fastsim/losses/distill.py.
 
     Args:
         x: (N, D).
         y: (M, D), the candidates of every row.
-        teacher_x: (N, E), the teacher's embeddings of the same rows; or, without `teacher_y`, its
-            scores (N, M), any real numbers. No gradient reaches the teacher.
+        teacher_x: (N, E), the teacher's embeddings of the same rows; or without `teacher_y` its
+            scores (N, M), any real numbers. The teacher gets no gradient.
         teacher_y: (M, E), the teacher's embeddings of the candidates.
-        positives: (N,) integers, for "margin_mse" alone: the column whose score the others of a row
-            are compared with; `arange(N)` by default.
-        kind: "kl", the divergence KL(p || q) of the teacher's softmax p from a row's own, q; or
-            "margin_mse", the squared error of a row's margins; a margin is the positive's score
+        positives: (N,) integers, only for "margin_mse": the column of each row's positive; None:
+            `arange(N)`.
+        kind: "kl", the divergence KL(p || q) of the student's softmax q from the teacher's p; or
+            "margin_mse", the squared error of the margins. A margin is the score of the positive
             minus that of another candidate.
-        temperature: what the scores are divided by, a positive number; None: 0.05 for "kl", 1 for
+        temperature: a positive number that divides the scores; None: 0.05 for "kl", 1 for
             "margin_mse".
-        teacher_temperature: what the teacher's scores are divided by, a positive number; None:
-            `temperature`. With 10 times `temperature`, logits of a cross-encoder from -10 to 10
-            have the range of cosines. If the two temperatures differ and the teacher's scores are
-            given, "margin_mse" holds one more N x M matrix.
+        teacher_temperature: a positive number that divides the teacher's scores; None:
+            `temperature`. 10 times `temperature` brings logits of a cross-encoder from -10 to 10
+            into the range of cosines. If it differs from `temperature` and teacher_x holds scores,
+            "margin_mse" holds one more N x M matrix.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-            `fastsim.distributed`. A matrix of teacher scores has the rank's own rows, and
-            the candidates of all ranks as columns.
+            `fastsim.distributed`. A matrix of teacher scores has the rows of this rank, and the
+            candidates of all ranks as columns.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
@@ -116,7 +116,7 @@ def distill(
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> student, teacher = torch.eye(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]])
@@ -127,7 +127,7 @@ def distill(
     check_reduction(reduction)
     temperature, teacher_temperature = _temperatures(kind, temperature, teacher_temperature)
     _check_teacher(teacher_x, teacher_y, x, y, group)
-    if teacher_y is not None:  # else they are scores
+    if teacher_y is not None:  # otherwise teacher_x holds scores
         teacher_x, teacher_y = in_autocast(teacher_x, teacher_y)
     margins = kind == "margin_mse"
     if positives is None and margins:
@@ -145,10 +145,11 @@ def distill(
         temperature=temperature,
         teacher_temperature=teacher_temperature,
         targets=teacher_x if teacher_y is None else None,
+        teacher_y=None if teacher_y is None else teacher_y.shape[1],
         reduction=reduction,
         backend=chosen.name,
     )
-    made = partial(
+    loss_of = partial(
         _loss,
         within=within,
         kind=kind,
@@ -159,9 +160,9 @@ def distill(
         backend=chosen,
     )
     teacher = (teacher_x,) if teacher_y is None else (teacher_x, teacher_y)
-    loss = made(x, y, *teacher)
+    loss = loss_of(x, y, *teacher)
     if group is None and positives is None:
-        note((x, y, *teacher), Prepared(made), loss)
+        note((x, y, *teacher), Prepared(loss_of), loss)
     return loss
 
 
@@ -179,12 +180,12 @@ def _loss(
     batch,
     backend,
 ):
-    """within: (N,) the columns of the positives among this rank's, of "margin_mse"."""
+    """within: (N,) the positives' columns among this rank's candidates, for "margin_mse"."""
     margins = kind == "margin_mse"
     weights = batch.row_weights(reduction, x)
     if batch.group is None and weights is not None:
-        given = within, temperature, teacher_temperature, weights, backend
-        small = small_loss(teacher_x, teacher_y, x, y, *given)
+        options = within, temperature, teacher_temperature, weights, backend
+        small = small_loss(teacher_x, teacher_y, x, y, *options)
         if small.serves(x, y):
             return small(x, y)
     pairs = taught_pairs(teacher_x, teacher_y, x, batch)
@@ -198,8 +199,8 @@ def _loss(
             scores, taught, positives, kind=kind, **options, reduction="none"
         )
         return batch.reduce(losses, reduction)
-    given = x, y, pairs, batch, backend, temperature, teacher_temperature, weights
-    return margins_by_pass(*given, within, positives) if margins else divergences(*given)
+    arguments = x, y, pairs, batch, backend, temperature, teacher_temperature, weights
+    return margins_by_pass(*arguments, within, positives) if margins else divergences(*arguments)
 
 
 class Distill(LossModule):
@@ -230,7 +231,7 @@ def distill_from_scores(
     teacher_temperature: float | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `distill`: scores and teacher_scores (N, M), the rest as there."""
+    """The specification of `distill` for scores and teacher_scores (N, M); the rest as there."""
     check_scores("scores", scores)
     check_reduction(reduction)
     temperature, teacher_temperature = _temperatures(kind, temperature, teacher_temperature)
@@ -239,12 +240,12 @@ def distill_from_scores(
         check_columns(scores)
     place = _positives(positives, kind, rows, columns, scores.device)
     _check_matrix("teacher_scores", teacher_scores, rows, columns, scores.device)
-    own = as_float(scores) / temperature
-    taught = teacher_scores.detach().to(own.dtype) / teacher_temperature
+    student = as_float(scores) / temperature
+    teacher = teacher_scores.detach().to(student.dtype) / teacher_temperature
     if kind == "kl":
-        return reduce(temperature**2 * divergence(own, taught), reduction)
-    own, taught = (side.gather(1, place[:, None]) - side for side in (own, taught))
-    return reduce((own - taught).square().sum(1) / max(columns - 1, 1), reduction)
+        return reduce(temperature**2 * divergence(student, teacher), reduction)
+    student, teacher = (side.gather(1, place[:, None]) - side for side in (student, teacher))
+    return reduce((student - teacher).square().sum(1) / max(columns - 1, 1), reduction)
 
 
 def _positives(positives, kind, rows, columns, device):
@@ -256,7 +257,7 @@ def _positives(positives, kind, rows, columns, device):
 
 
 def _temperatures(kind, temperature, teacher_temperature):
-    """Both as numbers, by default as the kind has them."""
+    """(temperature, teacher_temperature) with the defaults filled in."""
     check_choice("kind", kind, tuple(TEMPERATURES))
     temperature = TEMPERATURES[kind] if temperature is None else temperature
     check_number("temperature", temperature, positive=True, tensor=False)
@@ -269,7 +270,7 @@ def _temperatures(kind, temperature, teacher_temperature):
 def _check_teacher(teacher_x, teacher_y, x, y, group):
     empty = group is not None
     if teacher_y is None:
-        columns = None if empty else y.shape[0]  # the ranks have to meet first
+        columns = None if empty else y.shape[0]  # with a group `join` checks them
         _check_matrix("teacher_x", teacher_x, x.shape[0], columns, x.device)
         return
     for name, teacher, student in (("teacher_x", teacher_x, x), ("teacher_y", teacher_y, y)):
@@ -284,7 +285,7 @@ def _check_teacher(teacher_x, teacher_y, x, y, group):
 
 
 def _check_matrix(name, matrix, rows, columns, device):
-    """TypeError or ValueError for what is no matrix (rows, columns) of real numbers."""
+    """Raises a TypeError or ValueError for anything but a real matrix (rows, columns)."""
     dtypes, what = (*FLOATING, *INTEGRAL), "a real or integer matrix"
     check_tensor(name, matrix, ndim=2, dtypes=dtypes, what=what, empty=rows == 0)
     wanted = rows, matrix.shape[1] if columns is None else columns

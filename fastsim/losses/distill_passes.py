@@ -1,13 +1,14 @@
-"""What `distill` computes: of a small batch in one call, else in passes.
+"""The computation of `distill`: in one call for a small batch, otherwise in passes.
 
-With d_ij = s_ij - (temperature / teacher_temperature) t_ij and m_i their mean over the columns, a
-row of margin_mse is, up to a factor,
+Let d_ij = s_ij - (temperature / teacher_temperature) t_ij, and m_i its mean over the columns. Up to
+a factor, a row of margin_mse is
 
     sum_j (d_ij - d_{i, pos_i})^2 = sum_j (d_ij - m_i)^2 + M (d_{i, pos_i} - m_i)^2
 
-The first term is a squared error of scores minus one number per row, the second a product of two
-embeddings (`_of_rows`). For 16-bit embeddings the gradient of each term is rounded to 16 bits. What
-all columns have in common is in neither term, so nothing large cancels where the two are added.
+The first term is a squared error of scores minus one number per row. The second term comes from a
+product of two embeddings (`_mean_and_above`). For 16-bit embeddings the gradient of each term is
+rounded to 16 bits. Neither term contains the part that all columns share, so the sum of the two
+gradients does not cancel large numbers.
 """
 
 from dataclasses import replace
@@ -17,29 +18,29 @@ import torch
 from fastsim.backends import get
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.bands import by_bands
-from fastsim.engine.whole_loss import WholeLoss
+from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.losses.further_candidates import above_mean, positive_logits
 from fastsim.pairs import Factors, Pairs
-from fastsim.precision import wide_dtype
+from fastsim.precision import compute_dtype, wide_dtype
 from fastsim.reduce import inverse
-from fastsim.scores import compute_dtype, dense_scores, unit_rows
-from fastsim.tile import Tile
+from fastsim.scores import dense_scores, unit_rows
+from fastsim.tile_loss import TileLoss
 
 
 def small_loss(
     teacher_x, teacher_y, x, y, within, temperature, teacher_temperature, weights, backend
 ):
-    """The `WholeLoss` of one process, the teacher's embeddings as they are."""
+    """The `OneCallLoss` for one process; the teacher's embeddings are used unchanged."""
     if teacher_y is None:
         pairs = Pairs(within, dense=teacher_x.detach())
     else:
         pairs = Pairs(within, factors=Factors(teacher_x.detach(), teacher_y.detach(), cosine=True))
     scale, ratio = inverse(temperature, x), temperature / teacher_temperature
     if within is None:
-        tile = Tile("distillation", pairs, positive_scale=1 / teacher_temperature)
+        tile = TileLoss("distillation", pairs, positive_scale=1 / teacher_temperature)
         weights = weights * temperature**2
     else:
-        tile = Tile("margins", pairs, positive_scale=ratio)
+        tile = TileLoss("margins", pairs, positive_scale=ratio)
         weights = weights * scale**2 / max(y.shape[0] - 1, 1)
 
     def formula(scores, scale, _):
@@ -49,16 +50,18 @@ def small_loss(
         gaps = scores - ratio * taught
         return (gaps.gather(1, within[:, None]) - gaps).square().sum(1)
 
-    return WholeLoss(tile, scale, 0.0, weights, formula, backend, measured=False)
+    return OneCallLoss(tile, scale, 0.0, weights, formula, backend, for_metrics=False)
 
 
 def divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, weights):
+    """The loss of kind "kl": losses (N,), or with weights their weighted sum."""
+
     def formula(scores, scale, _):
         return divergence(scores * scale, teacher_matrix(pairs, x) / teacher_temperature)
 
     factor = temperature**2
     losses = tile_loss(
-        Tile("distillation", pairs, positive_scale=1 / teacher_temperature),
+        TileLoss("distillation", pairs, positive_scale=1 / teacher_temperature),
         x,
         y,
         scale=inverse(temperature, x),
@@ -66,7 +69,7 @@ def divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, w
         batch=batch,
         formula=formula,
         backend=backend,
-        measured=False,
+        for_metrics=False,
     )
     return factor * losses if weights is None else losses
 
@@ -74,19 +77,23 @@ def divergences(x, y, pairs, batch, backend, temperature, teacher_temperature, w
 def margins_by_pass(
     x, y, pairs, batch, backend, temperature, teacher_temperature, weights, within, positives
 ):
+    """The loss of kind "margin_mse": losses (N,), or with weights their weighted sum.
+
+    within, positives: (N,) the positives' columns among those of this rank, and of all ranks.
+    """
     others = batch.columns - 1
     pairs = _times(pairs, temperature / teacher_temperature, x, backend)
-    mean, above = _of_rows(x, y, pairs, batch, backend, within, positives)
+    mean, above = _mean_and_above(x, y, pairs, batch, backend, within, positives)
     pairs = replace(pairs, row_shift=mean.detach())
 
     def formula(scores, *_):
         taught = teacher_matrix(pairs, x)
         return (scores - taught - pairs.row_shift[:, None]).square().sum(1)
 
-    # 1 / others, and 0 where there are none, without asking which: the number may be a symbol.
+    # 1 / others, or 0 if others = 0, without a branch: torch.compile may hold it as a symbol.
     factor = others / (temperature * max(others, 1)) ** 2
     losses = tile_loss(
-        Tile("squared_error", pairs),
+        TileLoss("squared_error", pairs),
         x,
         y,
         scale=1.0,
@@ -94,10 +101,11 @@ def margins_by_pass(
         batch=batch,
         formula=formula,
         backend=backend,
-        measured=False,
+        for_metrics=False,
     )
-    # The tile takes a number m0 for the mean m: sum_j (d_ij - m)^2 = sum_j (d_ij - m0)^2 - M b^2,
-    # b = m - m0. It is 0, and so is its share of the gradient, but not of derivatives of that.
+    # The tile loss uses a constant m0 for the mean m: sum_j (d_ij - m)^2 is
+    # sum_j (d_ij - m0)^2 - M b^2 with b = m - m0. b^2 and its gradient are 0, but its second
+    # derivative is not.
     beyond = mean - mean.detach()
     more = factor * batch.columns * (above.square() - beyond.square())
     if weights is None:
@@ -105,39 +113,39 @@ def margins_by_pass(
     return losses + (weights * more).sum().to(losses.dtype)
 
 
-def _of_rows(x, y, pairs, batch, backend, within, positives):
-    """(N,) the mean of d over the columns, and by how much d at the positives is above it."""
-    own = positive_logits(x, y, within, 1.0, "cosine", backend).to(compute_dtype(x))
+def _mean_and_above(x, y, pairs, batch, backend, within, positives):
+    """m_i and d_{i, pos_i} - m_i, (N,) each; see the head of the file."""
+    student = positive_logits(x, y, within, 1.0, "cosine", backend).to(compute_dtype(x))
     above = above_mean(x, y, within, "cosine", batch, backend)
-    mean = own - above
+    mean = student - above
     if pairs.factors is not None:
-        taught, taught_above = _of_factors(pairs.factors, positives, backend).T
-        return mean - (taught - taught_above), above - taught_above
-    taught = pairs.dense.gather(1, positives[:, None])[:, 0].to(own.dtype)
-    taught_mean = pairs.dense.mean(1, dtype=wide_dtype(x.device)).to(own.dtype)
-    return mean - taught_mean, above - (taught - taught_mean)
+        teacher, teacher_above = _teacher_positives(pairs.factors, positives, backend).T
+        return mean - (teacher - teacher_above), above - teacher_above
+    teacher = pairs.dense.gather(1, positives[:, None])[:, 0].to(student.dtype)
+    teacher_mean = pairs.dense.mean(1, dtype=wide_dtype(x.device)).to(student.dtype)
+    return mean - teacher_mean, above - (teacher - teacher_mean)
 
 
-def _of_factors(factors, positives, backend):
-    """(N, 2) a teacher's scores of the positives, and by how much they are above their mean."""
+def _teacher_positives(factors, positives, backend):
+    """(N, 2) the teacher's score of each positive, and that score minus the mean of the row."""
     rows, columns, cosine = factors
 
     def scored(rows):
         return unit_rows(rows, backend) if cosine else rows
 
-    def total_of(columns, *_):
+    def column_sum(columns, *_):
         return scored(columns).sum(0, dtype=wide_dtype(columns.device))
 
-    def of(rows, columns, mean):
+    def positive_and_above(rows, columns, mean):
         rows, columns = scored(rows), scored(columns)
         return torch.stack([(rows * columns).sum(1), (rows * (columns - mean)).sum(1)], 1)
 
-    mean = (by_bands(total_of, columns, summed=True) / len(columns)).to(columns.dtype)
-    return by_bands(of, rows, columns, mean, index=positives)
+    mean = (by_bands(column_sum, columns, summed=True) / len(columns)).to(columns.dtype)
+    return by_bands(positive_and_above, rows, columns, mean, index=positives)
 
 
 def taught_pairs(teacher_x, teacher_y, x, batch):
-    """The teacher's scores as the targets of the rank's rows and the columns of all ranks."""
+    """`Pairs` with the teacher's scores as targets: rows of this rank, columns of all ranks."""
     if teacher_y is None:
         return Pairs(dense=teacher_x.detach())
     rows = teacher_x.detach().to(compute_dtype(x))
@@ -148,7 +156,7 @@ def taught_pairs(teacher_x, teacher_y, x, batch):
 
 
 def _times(pairs, ratio, x, backend):
-    """The pairs with targets that many times as large."""
+    """The pairs with their targets multiplied by `ratio`."""
     if ratio == 1:
         return pairs
     if pairs.factors is None:
@@ -166,6 +174,6 @@ def teacher_matrix(pairs, x):
 
 
 def divergence(logits, teacher_logits):
-    """KL(p || q) (N,): p the softmax of teacher_logits, q that of logits."""
-    own, taught = (torch.log_softmax(side, 1) for side in (logits, teacher_logits))
-    return (taught.exp() * (taught - own)).sum(1)
+    """KL(p || q) (N,), with p the softmax of teacher_logits and q the softmax of logits."""
+    student, teacher = (torch.log_softmax(side, 1) for side in (logits, teacher_logits))
+    return (teacher.exp() * (teacher - student)).sum(1)

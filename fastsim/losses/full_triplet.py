@@ -1,13 +1,13 @@
-"""The modified ("full") triplet loss: the mean and the closest negative, both with a margin.
+"""The modified ("full") triplet loss: a hinge on the mean negative and one on the closest.
 
     L_i = relu(mean_{j != i} s_ij - s_ii + margin) + relu(closest_i - s_ii + margin)
     semi-hard: closest_i = max{s_ij : j != i, s_ij <= s_ii};  hard: max{s_ij : j != i}
 
 Source: the Siamese network of the Trax library and its course, after Schroff et al. 2015
-(FaceNet), section 3.2 for semi-hard mining; the common variant that takes the hardest off-diagonal
-score as the closest is mining="hard". The mean is a product with the sum of all candidates, which
-needs no pass over N x M. The closest negative needs one, in the forward pass alone; its gradient
-reaches one candidate per row.
+(FaceNet), section 3.2 for semi-hard mining; mining="hard" is the common variant with the largest
+off-diagonal score. The mean is a product with the sum of all candidates, without a pass over N x M.
+The closest negative needs one pass, only in the forward pass; its gradient goes to one candidate
+per row.
 """
 
 import torch
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fastsim.annotations import Exclude, Group, Mining, Reduction
 from fastsim.autocast import embeddings_in_autocast
-from fastsim.batch_metrics import not_compiled, nothing_seen, record, watched
+from fastsim.batch_metrics import empty_row_metrics, in_metrics, not_compiled, record
 from fastsim.checks import check_choice, check_number, check_reduction
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.one_call import takes_whole
+from fastsim.engine.one_call import one_call_serves
 from fastsim.engine.prepared import once_per_signature
 from fastsim.engine.selection import closest_column, selected_rows
 from fastsim.losses.module import LossModule
@@ -28,7 +28,7 @@ from fastsim.losses.triplet_terms import terms_of_ring, terms_of_rows, units
 from fastsim.pairs import Pairs, global_exclude, global_positives, parse_exclude, parse_positives
 from fastsim.reduce import reduce
 from fastsim.scores import dense_cosines
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 @embeddings_in_autocast("anchors", "positives")
@@ -47,30 +47,30 @@ def full_triplet(
 ) -> Tensor:
     """Mean-negative and closest-negative triplet loss on cosines.
 
-    For pairs, where a margin is wanted rather than a softmax (`info_nce`). For rows with class
-    labels take `batch_hard_triplet`.
+    For pairs, to train a margin instead of a softmax (`info_nce`). For rows with class labels use
+    `batch_hard_triplet`.
 
     Formula and source: fastsim/losses/full_triplet.py.
 
     Args:
         anchors: (N, D).
-        positives: (M, D), M >= N: row i's positive is column i, every other column a negative.
-        margin: a number, how much closer the positive should be than a negative.
-        mining: "semi-hard", the closest negative that is no closer than the positive; or "hard",
-            the closest of all.
-        exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
-            anchor's positive takes no part.
+        positives: (M, D), M >= N; column i is the positive of row i, all others are its negatives.
+        margin: a number, by how much the positive should be closer than a negative.
+        mining: "semi-hard", the closest negative that is not closer than the positive; or "hard",
+            the closest of all negatives.
+        exclude: (row_ids (N,), column_ids (M,)), integers. A pair with equal ids is left out unless
+            it is the anchor's positive.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar, or (N,) for reduction "none". A row without a negative adds 0 to its term.
+        A scalar, or (N,) for reduction "none". A term is 0 for a row without a negative for it.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> anchors, positives = torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
@@ -101,20 +101,22 @@ def full_triplet(
         losses = full_triplet_from_scores(scores, **options, exclude=exclude, reduction="none")
         return batch.reduce(losses, reduction)
     weights = batch.row_weights(reduction, anchors)
-    tile = Tile(f"{mining}_triplet", pairs, margin=margin)
+    tile = TileLoss(f"{mining}_triplet", pairs, margin=margin)
     shape = anchors.shape[0], batch.columns, anchors.shape[1]
-    # A margin to learn, a ring, and sizes that torch.export holds as symbols take the general way.
+    # A learnt margin, a ring, or symbolic sizes of torch.export need the general way below.
     plain = (
         not batch.ring
         and not isinstance(margin, torch.Tensor)
         and all(isinstance(n, int) for n in shape)
     )
-    together, dtype = positives is anchors, anchors.dtype
-    if plain and takes_whole(tile, *shape, together, dtype, weights, chosen, observed=watched()):
+    self_similarity, dtype = positives is anchors, anchors.dtype
+    if plain and one_call_serves(
+        tile, *shape, self_similarity, dtype, weights, chosen, with_metrics=in_metrics()
+    ):
 
         def formula(scores, *_):
-            given = options | {"exclude": exclude, "reduction": "none"}
-            return full_triplet_from_scores(scores, **given)
+            more = {"exclude": exclude, "reduction": "none"}
+            return full_triplet_from_scores(scores, **options, **more)
 
         return tile_loss(
             tile,
@@ -126,21 +128,23 @@ def full_triplet(
             formula=formula,
             backend=chosen,
         )
-    seen = None
-    if watched():
+    row_metrics = None
+    if in_metrics():
         not_compiled()
-        seen = nothing_seen(anchors.shape[0], anchors.device)
+        row_metrics = empty_row_metrics(anchors.shape[0], anchors.device)
     if batch.ring:
-        terms = terms_of_ring(anchors, positives, mining, pairs, batch, chosen, seen)
+        terms = terms_of_ring(anchors, positives, mining, pairs, batch, chosen, row_metrics)
     else:
         columns = batch.gather_columns(positives)
         unit_x, unit_y = units(anchors, columns, chosen)
         sides = selected_rows(anchors, unit_x, chosen), selected_rows(columns, unit_y, chosen)
-        indices = closest_column(*sides, anchors.dtype, mining == "semi-hard", pairs, chosen, seen)
+        indices = closest_column(
+            *sides, anchors.dtype, mining == "semi-hard", pairs, chosen, row_metrics
+        )
         terms = terms_of_rows(unit_x, unit_y, indices, pairs, chosen, batch.first_column)
-    if seen is not None:
+    if row_metrics is not None:
         other = None if positives is anchors else positives
-        record(seen, anchors, other, cosine=True, batch=batch, backend=chosen)
+        record(row_metrics, anchors, other, cosine=True, batch=batch, backend=chosen)
     return batch.reduce(_hinges(*terms, margin), reduction)
 
 
@@ -161,7 +165,7 @@ class FullTriplet(LossModule):
         super().__init__(locals())
 
 
-# ---- the specification on a given score matrix ----
+# ---- the specification ----
 
 
 def full_triplet_from_scores(
@@ -172,7 +176,7 @@ def full_triplet_from_scores(
     exclude: Exclude = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `full_triplet`: scores (N, M), the other parameters as there."""
+    """The specification of `full_triplet` for scores (N, M), with the same other parameters."""
     check_number("margin", margin)
     check_choice("mining", mining, MININGS)
     check_reduction(reduction)
@@ -187,7 +191,7 @@ def _hinges(positive, mean, closest, margin):
 
 
 def _positives_first(anchors, positives, pairs, batch, backend):
-    """(scores of all ranks, exclude), the positives of all ranks before the other columns."""
+    """(scores of all ranks, exclude), with the positives of all ranks before the other columns."""
     scores = dense_cosines(*batch.gather_both(anchors, positives), backend)
     if batch.group is None:
         return scores, None if pairs.row_ids is None else (pairs.row_ids, pairs.column_ids)

@@ -1,10 +1,10 @@
-"""Further terms of a row's softmax, beside its candidates, as log-sum-exps of the engine.
+"""Further candidates of InfoNCE: more terms in a row's softmax, as log-sum-exps of the engine.
 
-    query_to_query  a_i . a_j, j != i             own_negatives  a_i . n_ik, of row i alone
+    query_to_query  a_i . a_j, j != i             own_negatives  a_i . n_ik, for row i only
     doc_to_query    c_{pos_i} . a_j               references     a_i . r_j, no gradient to r
     doc_to_doc      c_{pos_i} . c_j, j != pos_i
 
-Each part keeps one number per row; its scores are computed again for the gradient.
+Each part keeps one number per row; the backward pass computes its scores again.
 """
 
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.engine.bands import by_bands
 from fastsim.engine.log_sum_exp import as_guide, guide_beside, guide_cosines, safe_log_sum_exp
 from fastsim.pairs import Pairs, pair_mask
-from fastsim.precision import wide_dtype, widened
-from fastsim.scores import compute_dtype, dense_scores, paired_scores, unit_rows
-from fastsim.tile import Tile
+from fastsim.precision import compute_dtype, wide_dtype, widened
+from fastsim.scores import dense_scores, paired_scores, unit_rows
+from fastsim.tile_loss import TileLoss
 
 FIRST = "query_to_doc"
 DIRECTIONS = (FIRST, "query_to_query", "doc_to_query", "doc_to_doc")
@@ -42,25 +42,25 @@ def as_directions(names):
 
 @dataclass(frozen=True)
 class Further:
-    """The arguments of a loss that name further candidates."""
+    """The arguments of a loss that add further candidates."""
 
     directions: tuple
     own_negatives: torch.Tensor | None
     references: torch.Tensor | None
 
     @property
-    def given(self):
-        """Whether there are any."""
+    def present(self):
+        """Whether there are further candidates."""
         embeddings = self.own_negatives, self.references
         return len(self.directions) > 1 or any(side is not None for side in embeddings)
 
     @property
     def in_panels(self):
-        """Whether there are any but a row's own negatives, which need no panel of scores."""
+        """Whether there are others than own negatives, which need no panel of scores."""
         return len(self.directions) > 1 or self.references is not None
 
     def check(self, anchors):
-        """ValueError or TypeError for arguments that do not fit."""
+        """Raises a ValueError or TypeError for arguments that do not fit."""
         for direction in self.directions:
             check_choice("directions", direction, DIRECTIONS)
         if FIRST not in self.directions or len({*self.directions}) < len(self.directions):
@@ -72,18 +72,18 @@ class Further:
             check_alike("references", self.references, "anchors", anchors)
         if self.own_negatives is not None:
             what = "floating-point embeddings (N, K, D)"
-            given = {"ndim": 3, "dtypes": FLOATING, "what": what, "empty": not len(anchors)}
-            check_tensor("own_negatives", self.own_negatives, **given)
+            wanted = {"ndim": 3, "dtypes": FLOATING, "what": what, "empty": not len(anchors)}
+            check_tensor("own_negatives", self.own_negatives, **wanted)
             check_alike("own_negatives", self.own_negatives, "anchors", anchors, rows=True)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows (N, D) against columns of this rank or, with a batch, of all its ranks.
+    """Rows (N, D) against the columns of this rank or, with a batch, of all its ranks.
 
-    pairs: with these columns; one that has positives keeps them whatever else holds.
-    turned: nothing is left out or added, here or among the candidates. So row i of its scores is
-        a column of those of anchors with candidates: that of i's positive.
+    pairs: which pairs take part; positives, if there are any, always do.
+    turned: whether row i of the scores equals a column of the scores of anchors with candidates,
+        namely that of i's positive, because neither leaves out or adds anything.
     """
 
     rows: torch.Tensor
@@ -94,76 +94,76 @@ class Part:
 
 
 def parts_of(further, anchors, candidates, own, pairs, guide, batch):
-    """The `Part`s of the directions and references.
+    """The list of `Part`s for the directions and references.
 
-    own (N,): the columns of the positives among this rank's; where no positives were asked for the
-    first N, which may be every one. pairs: of anchors with candidates.
-    guide: (rows (N, E), columns (M, E)) of this rank, or None; thresholds are those of `pairs`.
+    own: (N,) the column of each positive among the candidates of this rank.
+    pairs: those of anchors with candidates.
+    guide: (rows (N, E), columns (M, E)) of this rank, or None; `pairs` has its thresholds.
     """
     device = anchors.device
     count, first = anchors.shape[0], batch.own_rows.start
     rows = torch.arange(first, first + count, device=device)
-    everyone = torch.arange(batch.rows, device=device)
-    of_anchors = replace(batch, column_counts=batch.row_counts)
+    anchors_as_columns = replace(batch, column_counts=batch.row_counts)
     row_ids, column_ids = pairs.row_ids, pairs.column_ids
     excluded = row_ids is not None
-    all_rows = batch.gather_rows(row_ids) if excluded else everyone
+    # Without ids the index of a row or column is its id: a row is left out against itself alone.
+    all_row_ids = (
+        batch.gather_rows(row_ids) if excluded else torch.arange(batch.rows, device=device)
+    )
     columns = torch.arange(batch.columns, device=device)
-    of_docs = column_ids[pairs.positives] if excluded else pairs.positives
+    positive_ids = column_ids[pairs.positives] if excluded else pairs.positives
 
-    def guided(of_rows, of_columns):
-        if guide is None:
-            return None
-        thresholds = pairs.guide.thresholds
-        return as_guide((of_rows, of_columns, thresholds), len(of_rows), len(of_columns), anchors)
+    def guided(rule, guide_rows, guide_columns):
+        sides = guide_rows, guide_columns, pairs.guide.thresholds
+        return replace(rule, guide=as_guide(sides, len(guide_rows), len(guide_columns), anchors))
 
-    every = pairs.distinct and len(candidates) == count
-    found = []
+    every = pairs.distinct and len(candidates) == count  # candidate i is the positive of anchor i
+    parts = []
     if "query_to_query" in further.directions:
-        rule = Pairs(row_ids=row_ids if excluded else rows, column_ids=all_rows)
+        rule = Pairs(row_ids=row_ids if excluded else rows, column_ids=all_row_ids)
         if guide is not None:
-            rule = replace(rule, guide=guided(guide[0], batch.gather_rows(guide[0])))
-        found.append(Part(anchors, anchors, rule, of_anchors))
+            rule = guided(rule, guide[0], batch.gather_rows(guide[0]))
+        parts.append(Part(anchors, anchors, rule, anchors_as_columns))
     documents = candidates if every else take_rows(candidates, own)
     if "doc_to_query" in further.directions:
         rule = Pairs(rows)
         if excluded:
-            rule = replace(rule, row_ids=of_docs, column_ids=all_rows)
+            rule = replace(rule, row_ids=positive_ids, column_ids=all_row_ids)
         if guide is not None:
-            rule = replace(rule, guide=guided(guide[1][own], batch.gather_rows(guide[0])))
+            rule = guided(rule, guide[1][own], batch.gather_rows(guide[0]))
         turned = all(rule is None for rule in (row_ids, guide, pairs.column_bias, batch.group))
-        found.append(Part(documents, anchors, rule, of_anchors, turned))
+        parts.append(Part(documents, anchors, rule, anchors_as_columns, turned))
     if "doc_to_doc" in further.directions:
         rule = Pairs(
-            row_ids=of_docs,
+            row_ids=positive_ids,
             column_ids=column_ids if excluded else columns,
             column_bias=pairs.column_bias,
         )
         if guide is not None:
-            rule = replace(rule, guide=guided(guide[1][own], batch.gather_columns(guide[1])))
-        found.append(Part(documents, candidates, rule, batch))
+            rule = guided(rule, guide[1][own], batch.gather_columns(guide[1]))
+        parts.append(Part(documents, candidates, rule, batch))
     if further.references is not None:
-        found.append(Part(anchors, further.references.detach(), Pairs()))
-    return found
+        parts.append(Part(anchors, further.references.detach(), Pairs()))
+    return parts
 
 
 def own_scores(further, anchors, backend, similarity):
-    """(N, K) scores of the anchors with negatives of their own."""
+    """(N, K) the scores of each anchor with its own negatives."""
     dtype = compute_dtype(anchors)
 
-    def of(rows, negatives, _):
+    def scores(rows, negatives, _):
         rows, negatives = rows.to(dtype), negatives.to(dtype)
         if similarity == "cosine":
             rows = unit_rows(rows, backend)
             negatives = unit_rows(negatives.flatten(0, 1), backend).view(negatives.shape)
         return (negatives * rows[:, None]).sum(2)
 
-    return by_bands(of, anchors, further.own_negatives)
+    return by_bands(scores, anchors, further.own_negatives)
 
 
 def dense(parts, temperature, similarity, backend):
-    """[(N, R) logits] of the parts, -inf where a pair takes no part."""
-    found = []
+    """The logits [(N, R)] of the parts, -inf if a pair is left out."""
+    all_logits = []
     for part in parts:
         gather = (lambda t: t) if part.batch is None else part.batch.gather_columns
         scores = dense_scores(part.rows, gather(part.columns), backend, similarity)
@@ -171,13 +171,14 @@ def dense(parts, temperature, similarity, backend):
         logits = scores / temperature
         if part.pairs.column_bias is not None:
             logits = logits + part.pairs.column_bias
-        found.append(logits.masked_fill(~kept, -torch.inf))
-    return found
+        all_logits.append(logits.masked_fill(~kept, -torch.inf))
+    return all_logits
 
 
 def log_sum(part, scale, positive, similarity, backend):
-    """(N,) log-sum-exps of the logits of a part, in the type of sums; positive: the logits of its
-    positives.
+    """(N,) the log-sum-exps of the logits of a part, in the type of sums.
+
+    positive: (N,) the logits of its positives.
     """
     targeted = part.pairs.positives is not None
 
@@ -191,29 +192,31 @@ def log_sum(part, scale, positive, similarity, backend):
             return sums
         return sums - logits.gather(1, part.pairs.positives[:, None])[:, 0]
 
-    found = tile_loss(
-        Tile("softmax", part.pairs, cosine=similarity == "cosine"),
+    losses = tile_loss(
+        TileLoss("softmax", part.pairs, cosine=similarity == "cosine"),
         part.rows,
         part.columns,
         scale=scale,
         batch=part.batch,
         formula=formula,
         backend=backend,
-        measured=False,
+        for_metrics=False,
     )
-    return widened(found) + positive if targeted else found
+    return widened(losses) + positive if targeted else losses
 
 
 def guide_of(guide, margin, strategy, own, x, batch, backend):
-    """The `Guide` of anchors with the candidates of all ranks: thresholds t_i - margin, where t_i
-    is the guide's cosine of the row's positive, or t_i - |t_i| margin.
+    """The `Guide` of anchors with the candidates of all ranks, or None.
+
+    The thresholds are t_i - margin, or t_i - |t_i| margin for the strategy "relative"; t_i is the
+    guide's cosine of row i's positive.
     """
     if guide is None:
         return None
     rows, columns = guide_beside(x, *guide)
     if len(rows):
         cosines = guide_cosines(rows, columns[own], backend=backend.name)
-    else:  # of a rank without rows
+    else:  # a rank without rows
         cosines = rows.new_zeros(0, dtype=compute_dtype(rows))
     columns = batch.gather_columns(columns)
     thresholds = _thresholds(cosines, margin, strategy)
@@ -221,12 +224,12 @@ def guide_of(guide, margin, strategy, own, x, batch, backend):
 
 
 def _thresholds(cosines, margin, strategy):
-    """What a guide's cosines may not be above, from those of the positives."""
+    """The largest allowed cosines of a guide, from the cosines of the positives."""
     return cosines - (cosines.abs() if strategy == "relative" else 1.0) * margin
 
 
 def positive_logits(anchors, candidates, own, scale, similarity, backend):
-    """(N,) logits of the positives, in the type of sums."""
+    """(N,) the logits of the positives, in the type of sums."""
     dtype = compute_dtype(anchors)
 
     def scores(rows, columns, _):
@@ -236,7 +239,7 @@ def positive_logits(anchors, candidates, own, scale, similarity, backend):
 
 
 def dense_guide(guide, margin, strategy, positives, scores):
-    """`guide_of` for the dense specification: scores (N, M)."""
+    """`guide_of` for the dense specification, whose scores are (N, M)."""
     if guide is None:
         return None
     rows, columns = guide_beside(scores, *guide)
@@ -246,7 +249,7 @@ def dense_guide(guide, margin, strategy, positives, scores):
 
 
 def check_guide(guide, anchors, candidates):
-    """TypeError or ValueError for a guide that does not fit."""
+    """Raises a TypeError or ValueError for a guide that does not fit."""
     if guide is None:
         return
     if not isinstance(guide, (tuple, list)) or len(guide) != 2:
@@ -260,9 +263,9 @@ def check_guide(guide, anchors, candidates):
 
 
 def above_mean(anchors, candidates, own, similarity, batch, backend):
-    """(N,) by how much a positive's score is above the mean of the candidates of all ranks.
+    """(N,) the score of the positive minus the mean score of the candidates of all ranks.
 
-    A product with the difference of two rows, so it is exactly 0 where there is one candidate.
+    It is the product with the difference of two rows, so it is exactly 0 for a single candidate.
     """
     dtype, wide = compute_dtype(anchors), wide_dtype(anchors.device)
 
@@ -270,11 +273,11 @@ def above_mean(anchors, candidates, own, similarity, batch, backend):
         rows = rows.to(dtype)
         return unit_rows(rows, backend) if similarity == "cosine" else rows
 
-    def total_of(columns, *_):
+    def column_sum(columns, *_):
         return scored(columns).sum(0, dtype=wide)
 
     def above(rows, columns, mean):
         return (scored(rows) * (scored(columns) - mean)).sum(1)
 
-    total = batch.total_with_gradient(by_bands(total_of, candidates, summed=True))
+    total = batch.total_with_gradient(by_bands(column_sum, candidates, summed=True))
     return by_bands(above, anchors, candidates, (total / batch.columns).to(dtype), index=own)

@@ -1,6 +1,7 @@
-"""The body of a loss over groups, where the columns of a row's own group are its positives.
+"""The shared part of losses over groups, in which a row's positives are the columns of its group.
 
-Rows are embeddings, columns are references or the embeddings themselves, a row left out of its own.
+Rows are the embeddings. Columns are the references; without references the embeddings again, but a
+row is not compared with itself.
 """
 
 from fastsim.backends import get, pick
@@ -11,7 +12,7 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.pairs import global_groups, groups_of_scores, parse_groups
 from fastsim.reduce import as_float, reduce
 from fastsim.scores import dense_scores
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 def grouped_loss(
@@ -33,11 +34,12 @@ def grouped_loss(
     backend,
     **parameters,
 ):
-    """The loss `loss` over groups. Arguments that `sup_con` has too mean the same.
+    """The loss named `loss`. The arguments not listed here are those of `sup_con`.
 
-    kind, scale, parameters: those of the `Tile`. formula: (scores (N, M), pairs) -> losses (N,) in
-    plain torch. options: what has to be the same on every rank. count: of the pairs, with a
-    backend, what the mean is over; None: the rows.
+    kind, scale, parameters: fields of the `TileLoss`.
+    formula: (scores (N, M), pairs) -> losses (N,) in plain torch.
+    options: the options that have to be the same on every rank.
+    count: (pairs, backend) -> the number () that the mean divides by; None: the number of rows.
     """
     pairs = parse_groups(
         embeddings, groups, references, reference_groups, own_first, empty=group is not None
@@ -66,19 +68,19 @@ def grouped_loss(
         scores = dense_scores(embeddings, batch.gather_columns(columns), chosen, similarity)
         return batch.reduce(formula(scores, pairs), reduction, counted)
 
-    def of_scale(scores, scale, _):
-        # What may be learnt of a loss over groups is its temperature.
+    def formula_of_scale(scores, scale, _):
+        # Among the parameters of losses over groups only a temperature can be learnt.
         learnt = {"temperature": 1 / scale} if "temperature" in options else {}
         return formula(scores, pairs, **learnt)
 
     return tile_loss(
-        Tile(kind, pairs, cosine=similarity == "cosine", **parameters),
+        TileLoss(kind, pairs, cosine=similarity == "cosine", **parameters),
         embeddings,
         columns,
         scale=scale,
         weights=batch.row_weights(reduction, embeddings, counted),
         batch=batch,
-        formula=of_scale,
+        formula=formula_of_scale,
         backend=chosen,
         summed=True,
     )
@@ -87,7 +89,7 @@ def grouped_loss(
 def grouped_from_scores(
     scores, groups, reference_groups, *, own_first, formula, count=None, reduction
 ):
-    """The specification of a loss over groups: scores (N, M), the rest as in `grouped_loss`."""
+    """The specification of a loss over groups for scores (N, M); the rest as in `grouped_loss`."""
     pairs = groups_of_scores(scores, groups, reference_groups, own_first)
     check_reduction(reduction)
     losses = formula(as_float(scores), pairs)

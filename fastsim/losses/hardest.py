@@ -1,12 +1,12 @@
-"""The farthest row of the own group and the nearest of any other, the pairs of batch-hard triplets.
+"""The farthest positive and the nearest negative of each row, the pairs of batch-hard triplets.
 
     p_i = max_{j != i, group(j) = group(i)} d(i, j),   n_i = min_{group(j) != group(i)} d(i, j)
 
-One pass over the scores, forward only, finds both columns. The distances of these pairs are then
-computed from their rows, so that they are as exact as the inputs; the gradient of a row reaches two
-others. For Euclidean d, x_j is the nearer to x_i the larger x_i . x_j - |x_j|^2 / 2 is.
+One forward pass over the scores finds both columns. The distances of these pairs are then computed
+from their rows, so they are as exact as the inputs, and the gradient of a row goes to two others.
+For Euclidean d the nearest x_j to x_i has the largest x_i . x_j - |x_j|^2 / 2.
 
-Source: that of `batch_hard_triplet`, fastsim/losses/batch_hard_triplet.py.
+Source: see `batch_hard_triplet`, fastsim/losses/batch_hard_triplet.py.
 """
 
 from typing import Literal, NamedTuple
@@ -38,9 +38,9 @@ DISTANCES = ("euclidean", "cosine")
 
 
 class HardestPairs(NamedTuple):
-    """The hardest positive and negative of each row, all (N,).
+    """The distances and indices of each row's hardest positive and negative, all (N,).
 
-    A row without a positive has distance -inf and index -1, one without a negative +inf and -1.
+    Without a positive the distance is -inf and the index -1, without a negative +inf and -1.
     """
 
     positive: Tensor
@@ -61,32 +61,32 @@ def hardest_pairs(
     group: Group = None,
     backend: str | None = None,
 ) -> HardestPairs:
-    """Each row's farthest reference of its own group and nearest of any other.
+    """Finds each row's farthest reference in its group and its nearest reference outside.
 
-    The pairs of `batch_hard_triplet`, for a loss of your own.
+    These are the pairs of `batch_hard_triplet`, as a building block for other losses.
 
     Formula and source: fastsim/losses/hardest.py.
 
     Args:
         embeddings: (N, D).
-        groups: (N,) integers; equal ones are positives of each other.
-        references: (M, D), the rows that embeddings are compared with; by default the embeddings
-            themselves, without the pairs of a row with itself.
-        reference_groups: (M,) integers, together with references.
+        groups: (N,) integers; rows with equal numbers are positives of each other.
+        references: (M, D), the rows that embeddings are compared with; None: the embeddings
+            themselves, without the pair of a row with itself.
+        reference_groups: (M,) integers, the groups of the references.
         own_first: whether the first N references are the embeddings themselves; the pair of row i
             and reference i is then left out.
-        distance: "euclidean", or "cosine", which is 1 - cosine.
+        distance: "euclidean", or "cosine" for 1 - cosine.
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
-            `fastsim.distributed`. The rows are then the rank's own, the indices those of the
-            references of all ranks, rank after rank.
+            `fastsim.distributed`. The result then has the rows of this rank, and its indices count
+            the references of all ranks in the order of the ranks.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        `HardestPairs`, its distances differentiable.
+        `HardestPairs`, with differentiable distances.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> embeddings = torch.tensor([[0.0], [1.0], [3.0], [5.0]])
@@ -114,7 +114,7 @@ def hardest_pairs(
 
 
 def hardest_in_batch(embeddings, columns, pairs, distance, batch, backend):
-    """`HardestPairs` of the rank's embeddings among the columns of all ranks."""
+    """The `HardestPairs` of this rank's embeddings among the columns of all ranks."""
     measure, pairs = _MEASURES[distance], global_groups(pairs, batch)
     if not batch.ring:
         columns = batch.gather_columns(columns)
@@ -128,25 +128,25 @@ def hardest_in_batch(embeddings, columns, pairs, distance, batch, backend):
     *operands, everything = measure.operands(x, y, (embeddings, columns), backend)
     indices = hardest_columns(*operands, pairs, backend)
     distances = measure.chosen_rows(x, y, torch.stack(indices), (-torch.inf, torch.inf), backend)
-    return _found(distances, indices, everything)
+    return _hardest(distances, indices, everything)
 
 
 def serves_at_once(x, distance, backend):
-    """Whether one call of the backend finds the pairs of rows that are held against themselves."""
+    """Whether one call of the backend can find the pairs for x compared with itself."""
     return distance == "euclidean" and finds_hardest_pairs(x, backend)
 
 
 def hardest_at_once(x, groups, backend):
-    """`HardestPairs` of rows against themselves, in one call of the backend."""
+    """The `HardestPairs` for x compared with itself, in one call of the backend."""
     indices, distances, everything = found_pairs(x, groups, backend)
-    nothing = -torch.inf, torch.inf
-    distances = partner_distances(x, None, indices, nothing, backend, known=distances)
-    return _found(distances, indices.unbind(0), everything)
+    missing = -torch.inf, torch.inf
+    distances = partner_distances(x, None, indices, missing, backend, known=distances)
+    return _hardest(distances, indices.unbind(0), everything)
 
 
-def _ring_hardest(x, y, of, measure, pairs, batch, backend):
-    """The same where the rank's own columns travel."""
-    indices = ring_hardest(x, y, of, measure, pairs, batch, backend)
+def _ring_hardest(x, y, embeddings, measure, pairs, batch, backend):
+    """`hardest_in_batch` for a ring; embeddings: the two tensors of which x and y are points."""
+    indices = ring_hardest(x, y, embeddings, measure, pairs, batch, backend)
 
     def of_block(x, y, columns):
         parts = []
@@ -161,29 +161,30 @@ def _ring_hardest(x, y, of, measure, pairs, batch, backend):
     positive, negative = ring_sum(of_block, x, y, batch)
     positive = torch.where(indices[0] >= 0, positive, -torch.inf)
     negative = torch.where(indices[1] >= 0, negative, torch.inf)
-    return _found(torch.stack([positive, negative]), indices, batch.total(everything))
+    return _hardest(torch.stack([positive, negative]), indices, batch.total(everything))
 
 
-def _found(distances, indices, everything):
-    """`HardestPairs` of distances (2, N), with ±inf where there is none, and their indices.
+def _hardest(distances, indices, everything):
+    """`HardestPairs` from distances (2, N), -inf and inf if missing, and their indices.
 
-    everything: a number () that is finite where all are: no other is ever the hardest, but it has
-    to show.
+    everything: a number () that is finite if all inputs are. A NaN is never the hardest, so this
+        number makes the distances NaN instead.
     """
     return HardestPairs(*(distances + 0 * everything).unbind(0), *indices)
 
 
 def hardest_of_distances(distances, pairs):
-    part = pair_mask(pairs, *distances.shape, distances.device)
-    own = dense_targets(pairs, *distances.shape, torch.bool, distances.device)
-    none = 0 * distances.sum(1)  # a NaN or Inf reaches its row
-    positive, positive_index = distances.masked_fill(~(part & own), -torch.inf).max(1)
-    negative, negative_index = distances.masked_fill(~part | own, torch.inf).min(1)
+    """The specification: the `HardestPairs` from distances (N, M)."""
+    kept = pair_mask(pairs, *distances.shape, distances.device)
+    same = dense_targets(pairs, *distances.shape, torch.bool, distances.device)
+    zero = 0 * distances.sum(1)  # NaN if a distance of the row is NaN or infinite
+    positive, positive_index = distances.masked_fill(~(kept & same), -torch.inf).max(1)
+    negative, negative_index = distances.masked_fill(~kept | same, torch.inf).min(1)
     return HardestPairs(
-        positive + none,
-        negative + none,
-        torch.where((part & own).any(1), positive_index, -1),
-        torch.where((part & ~own).any(1), negative_index, -1),
+        positive + zero,
+        negative + zero,
+        torch.where((kept & same).any(1), positive_index, -1),
+        torch.where((kept & ~same).any(1), negative_index, -1),
     )
 
 
@@ -197,7 +198,7 @@ class _Euclidean:
 
     @staticmethod
     def distances(x, y):
-        # The norm of torch has gradient 0 at 0, where a square root has infinity.
+        # Not a square root: at 0 its gradient is infinite, that of torch's norm is 0.
         return torch.linalg.vector_norm(x - y, dim=-1)
 
     @staticmethod
@@ -207,9 +208,11 @@ class _Euclidean:
     chosen_rows = staticmethod(partner_distances)
 
     @staticmethod
-    def operands(x, y, of, backend):
-        """What `hardest_columns` takes, (rows, columns or None, offsets, dtype of the operands),
-        and a number () that is finite where all are. of: the embeddings of the points x and y.
+    def operands(x, y, embeddings, backend):
+        """(rows, columns or None, offsets, dtype of the operands) for `hardest_columns`, and a
+        number () that is finite if all inputs are.
+
+        embeddings: the pair of tensors of which x and y are points.
         """
         rows, columns, offsets, largest = centred_rows(x, y, backend)
         return rows, columns, offsets, torch.float32, largest
@@ -232,12 +235,12 @@ class _Cosine:
         return 1 - partner_products(x, y, columns, [1 - value for value in missing], backend)
 
     @staticmethod
-    def operands(x, y, of, backend):
-        """As for Euclidean, nothing to be taken from the scores."""
-        rows = selected_rows(of[0], x, backend)
-        columns = None if y is None else selected_rows(of[1], y, backend)
+    def operands(x, y, embeddings, backend):
+        """The same as for Euclidean distances, but scores need no offsets."""
+        rows = selected_rows(embeddings[0], x, backend)
+        columns = None if y is None else selected_rows(embeddings[1], y, backend)
         everything = x.detach().sum() if y is None else x.detach().sum() + y.detach().sum()
-        return rows, columns, None, of[0].dtype, everything
+        return rows, columns, None, embeddings[0].dtype, everything
 
 
 _MEASURES = {"euclidean": _Euclidean, "cosine": _Cosine}

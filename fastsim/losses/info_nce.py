@@ -1,12 +1,12 @@
-"""InfoNCE: pick each anchor's positive among all candidates by softmax cross entropy.
+"""InfoNCE: softmax cross entropy of each anchor's positive among all candidates.
 
     L_i = log sum_j exp(z_ij) - z_{i, pos_i}
     z_ij = (s(a_i, c_j) - margin [j = pos_i]) / temperature + candidate_bias_j
 
-s is the cosine, or with similarity="dot" the dot product. symmetric=True: the mean of L_i and of
-the same over anchors, log sum_k exp(z_{k, pos_i}) - z_{i, pos_i}. directions, own_negatives and
-references add further terms to the sum over j (further_candidates.py). label_smoothing=e adds
-e (z_{i, pos_i} - mean_j z_ij) to L_i.
+s is the cosine, or with similarity="dot" the dot product. symmetric=True averages L_i with the loss
+of the positive among the anchors, log sum_k exp(z_{k, pos_i}) - z_{i, pos_i}. directions,
+own_negatives and references add terms to the sum over j (further_candidates.py). label_smoothing=e
+adds e (z_{i, pos_i} - mean_j z_ij) to L_i.
 
 Source: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
 equation 4; symmetric: Radford et al. 2021 (CLIP), figure 3; margin: Yang et al. 2019, "Improving
@@ -15,9 +15,9 @@ equation 5; candidate_bias: Yi et al. 2019, "Sampling-Bias-Corrected Neural Mode
 Corpus Item Recommendations", section 3, s - log p_j (logQ correction); directions: Li et al. 2023,
 "Towards General Text Embeddings with Multi-stage Contrastive Learning" (GTE), equation 3;
 references: He et al. 2020 (MoCo), Wang et al. 2020 (XBM); guide: Solatorio 2024, "GISTEmbed";
-label_smoothing: Szegedy et al. 2016, as torch.nn.CrossEntropyLoss has it. Known as
+label_smoothing: Szegedy et al. 2016, as in torch.nn.CrossEntropyLoss. Also known as
 MultipleNegativesRanking (scale = 1 / temperature), NT-Xent, in-batch negatives. SupCon (`sup_con`)
-is the same with several positives.
+extends it to several positives.
 """
 
 from collections.abc import Sequence
@@ -83,47 +83,46 @@ def info_nce(
 ) -> Tensor:
     """InfoNCE with in-batch and hard negatives.
 
-    The first choice for pairs, such as queries and documents. Take `siglip` where a row has several
-    positives in the batch, `sup_con` where rows have class labels. Where many negatives are false
-    and there is no model for `guide`, try `exclude_above` or `debiased_contrastive`.
+    The first choice for pairs, such as queries and documents. Use `siglip` if a row has several
+    positives in the batch, `sup_con` if rows have class labels. If many negatives are false and no
+    model for `guide` exists, try `exclude_above` or `debiased_contrastive`.
 
     With class weights (C, D) as candidates and labels (N,) as positives it is the softmax over C
-    classes, with `margin` that of CosFace (Wang et al. 2018, equation 4).
+    classes, and with a `margin` CosFace (Wang et al. 2018, equation 4).
 
     Formula and source: fastsim/losses/info_nce.py.
 
     Args:
         anchors: (N, D).
-        candidates: (M, D), M >= N unless `positives` says otherwise. Columns that are nobody's
-            positive are hard negatives (all positives first, then the negatives).
-        positives: (N,) integers, the column of each anchor's positive; `arange(N)` by default.
+        candidates: (M, D), M >= N without `positives`. Candidates that are no anchor's positive are
+            hard negatives; without `positives` they follow the N positives.
+        positives: (N,) integers, the column of each anchor's positive; None: `arange(N)`.
         temperature: a positive number or 0-d tensor, which may require a gradient.
-        symmetric: the mean of anchor -> candidate and positive -> anchor cross entropy.
-        exclude: (row_ids (N,), column_ids (M,)) integers; a pair with equal ids that is not the
-            anchor's positive takes no part (duplicates, known false negatives).
-        exclude_above: a number, at least 0; a candidate whose score exceeds the positive's by more
-            than this takes no part (a likely false negative). None: all take part.
-        margin: a number, taken from the positive's score.
-        candidate_bias: (M,) numbers added to the candidates' logits, positives among them, without
-            a gradient. Where candidate j is drawn with probability q_j (in-batch negatives come in
-            proportion to their popularity), give `-q.log()`. The gradient is then an estimate, from
-            the batch, of that of the softmax over the whole catalogue.
+        symmetric: whether to average the cross entropy with that of the positives over the anchors.
+        exclude: (row_ids (N,), column_ids (M,)), integers. A pair with equal ids is left out unless
+            it is the anchor's positive (duplicates, known false negatives).
+        exclude_above: a number >= 0; a candidate is left out if its score exceeds that of the
+            positive by more than this (a likely false negative). None: no candidate is left out.
+        margin: a number, subtracted from the score of the positive.
+        candidate_bias: (M,) numbers added to the logits of all candidates, positives included; no
+            gradient. If candidate j is sampled with probability q_j (in-batch negatives appear in
+            proportion to their popularity), pass `-q.log()`. The gradient then estimates that of
+            the softmax over the whole catalogue.
         guide: (anchors (N, E), candidates (M, E)), embeddings of the same rows by another model
-            (GISTEmbed). A candidate takes no part if its guide cosine with the anchor is above
-            t - guide_margin, where t is that of the positive. The positive always takes part.
+            (GISTEmbed). A candidate is left out if its guide cosine with the anchor is above
+            t - guide_margin, for t the guide cosine of the positive. The positive never is.
         guide_margin: a number; with guide_strategy "relative" the limit is t - |t| guide_margin.
         guide_strategy: "absolute" or "relative".
-        directions: which scores compete with the positive's: always "query_to_doc", those of the
-            anchor with the candidates; also "query_to_query", of the anchor with other anchors;
-            "doc_to_query", of the positive with all anchors; "doc_to_doc", of the positive with
-            other candidates. All four give the loss of GTE.
-        own_negatives: (N, K, D), K hard negatives per anchor, which are compared with that anchor
-            alone. They cost N K scores; as candidates they would cost N^2 K.
-        references: (R, D), candidates without a gradient, such as a queue of earlier batches;
-            with `group` too, a process uses its own alone.
-        label_smoothing: the share, at least 0 and below 1, of the target that all M candidates
-            get in equal parts.
-        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation,
+        directions: the scores in the softmax. "query_to_doc", always: anchor with candidates;
+            "query_to_query": anchor with other anchors; "doc_to_query": positive with all anchors;
+            "doc_to_doc": positive with other candidates. All four give the loss of GTE.
+        own_negatives: (N, K, D), K hard negatives per anchor, compared only with that anchor. They
+            cost N K scores; as candidates they would cost N^2 K.
+        references: (R, D), further candidates without a gradient, such as a queue of earlier
+            batches. With `group` each process uses only the references that it passes.
+        label_smoothing: the share of the target, >= 0 and < 1, that is spread equally over all M
+            candidates.
+        similarity: the score, "cosine" or "dot"; "dot" is the dot product without normalisation,
             which suits a temperature near 1.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
@@ -135,7 +134,7 @@ def info_nce(
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> queries, documents = torch.eye(3), torch.eye(3)
@@ -178,12 +177,12 @@ def info_nce(
         "guide_strategy": guide_strategy,
     }
     check_options(**options)
-    if further.given or label_smoothing:
+    if further.present or label_smoothing:
         check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
     check_guide(guide, anchors, candidates)
-    asked = positives, exclude, exclude_above, group
-    if not (isinstance(temperature, Tensor) or any(value is not None for value in asked)):
-        found = small_info_nce(
+    for_batch = positives, exclude, exclude_above, group
+    if not (isinstance(temperature, Tensor) or any(value is not None for value in for_batch)):
+        small = small_info_nce(
             anchors,
             candidates,
             further,
@@ -197,10 +196,10 @@ def info_nce(
             options=options,
             formula=info_nce_from_scores,
         )
-        if found is not None:
-            small, tensors = found
-            loss = small(*tensors)
-            note(tensors, small, loss)
+        if small is not None:
+            function, tensors = small
+            loss = function(*tensors)
+            note(tensors, function, loss)
             return loss
     return batch_info_nce(
         anchors,
@@ -260,10 +259,10 @@ def info_nce_from_scores(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `info_nce`: scores (N, M), the other parameters as there.
+    """The specification of `info_nce` for scores (N, M), with the same other parameters.
 
-    more: (N, R) further logits of each row (directions, own negatives, references), -inf for
-        what takes no part.
+    more: (N, R) further logits of each row (directions, own negatives, references), -inf if a pair
+        is left out.
     """
     check_scores("scores", scores)
     rows, columns = scores.shape
@@ -286,24 +285,24 @@ def info_nce_from_scores(
     )
     check_reduction(reduction)
     scores = as_float(scores)
-    part = pair_mask(pairs, rows, columns, scores.device)
+    kept = pair_mask(pairs, rows, columns, scores.device)
     if exclude_above is not None:
-        part = part & not_above(scores, positives, exclude_above)
+        kept = kept & not_above(scores, positives, exclude_above)
     place = pairs.positives[:, None]
     if margin:
         scores = scores.scatter_add(1, place, scores.new_full(place.shape, -margin))
     logits = over_temperature(scores, temperature)
     if bias is not None:
         logits = logits + bias
-    every = logits
+    unmasked = logits
     if pairs.row_ids is not None or exclude_above is not None or guide is not None:
-        logits = logits.masked_fill(~part, below_every_score(logits))
+        logits = logits.masked_fill(~kept, below_every_score(logits))
     all_logits = logits if more is None else torch.cat([logits, more], 1)
-    # log_softmax keeps the digits of a small loss, which logsumexp - positive would cancel.
+    # log_softmax keeps the digits of a small loss; logsumexp - positive would cancel them.
     losses = -all_logits.log_softmax(1).gather(1, place)[:, 0]
     if label_smoothing:
-        positive = every.gather(1, place)[:, 0]
-        losses = losses + label_smoothing * (positive - every.mean(1))
+        positive = unmasked.gather(1, place)[:, 0]
+        losses = losses + label_smoothing * (positive - unmasked.mean(1))
     if symmetric:
         backward = -logits.T.log_softmax(1).gather(0, place.T)[0]
         losses = 0.5 * (losses + backward)

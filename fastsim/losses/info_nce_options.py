@@ -1,4 +1,4 @@
-"""Which options InfoNCE takes, and which together."""
+"""Checks of the options of InfoNCE, alone and together."""
 
 from fastsim.checks import check_choice, check_flags, check_number
 from fastsim.losses.further_candidates import GUIDE_STRATEGIES
@@ -13,7 +13,7 @@ def check_options(
     guide_margin,
     guide_strategy,
 ):
-    """ValueError or TypeError for an option that is none by itself."""
+    """Raises a ValueError or TypeError for an invalid option."""
     check_number("temperature", temperature, positive=True)
     check_flags(symmetric=symmetric)
     check_number("margin", margin, tensor=False)
@@ -29,7 +29,7 @@ def check_options(
 
 
 def check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further):
-    """ValueError for options whose meaning together nothing defines."""
+    """Raises a ValueError for options that have no defined meaning together."""
     names = {
         "exclude": exclude is not None,
         "exclude_above": exclude_above is not None,

@@ -1,9 +1,9 @@
-"""Late interaction: InfoNCE over scores of sets of tokens, as ColBERT and ColPali are trained.
+"""Late interaction: InfoNCE over MaxSim scores of sets of tokens, the loss of ColBERT and ColPali.
 
     L_i = log sum_c exp(S_ic / temperature) - S_{i, pos_i} / temperature
     S_ic = sum_{q in query i} max_{d in document c} q . d
 
-With a teacher's scores T_ij of the same documents in place of positives (`..._distillation`):
+`late_interaction_distillation` has a teacher's scores T_ij of the documents instead of positives:
 
     L_i = temperature^2 sum_j p_ij (log p_ij - log s_ij)
     s_i = softmax_j(S_ij / temperature),  p_i = softmax_j(T_ij / teacher_temperature)
@@ -36,6 +36,7 @@ from fastsim.distributed import batchwise, join, learnt_number
 from fastsim.losses.info_nce import info_nce_from_scores
 from fastsim.losses.module import LossModule
 from fastsim.pairs import global_exclude, global_positives, parse_exclude, parse_positives
+from fastsim.precision import compute_dtype
 from fastsim.reduce import reduce
 from fastsim.token_scores import max_sim
 from fastsim.tokens import check_mask, check_some_token, check_tokens
@@ -61,41 +62,42 @@ def late_interaction(
 ) -> Tensor:
     """InfoNCE over MaxSim scores, with in-batch and hard negatives.
 
-    For models that give a vector for each token or image patch. Where one vector stands for a
-    text, take `info_nce`; where a teacher has scored documents, `late_interaction_distillation`.
-    It is a loss of embeddings, so `fastsim.grad_cache.GradCache` can encode in micro-batches that
-    are padded to one length.
+    For models with one vector per token or image patch. For one vector per text use `info_nce`; if
+    a teacher has scored the documents use `late_interaction_distillation`. The loss takes
+    embeddings, so `fastsim.grad_cache.GradCache` can encode in micro-batches that are padded to one
+    length.
 
     Formula and source: fastsim/losses/late_interaction.py.
 
     Args:
         queries: token embeddings (B, Lq, D).
-        documents: token embeddings (C, Ld, D), C >= B unless `positives` says otherwise. Documents
-            that are nobody's positive are hard negatives (all positives first, then the negatives).
-            N documents of each query, (B, N, Ld, D), are `documents.flatten(0, 1)` with positives
+        documents: token embeddings (C, Ld, D), C >= B without `positives`. Documents that are no
+            query's positive are hard negatives; without `positives` they follow the B positives.
+            For N documents per query, (B, N, Ld, D), pass `documents.flatten(0, 1)` with positives
             `N * torch.arange(B)`.
         query_mask: (B, Lq) bool, False for padding; None: every row is a token.
-        document_mask: (C, Ld) bool, likewise. A positive has to have a token; another document
-            without one takes no part. A query without tokens has score 0 with each.
-        positives: (B,) integers, the document of each query; `arange(B)` by default.
+        document_mask: (C, Ld) bool, likewise. A positive must have a token; another document
+            without tokens is left out. A query without tokens has score 0 with every document.
+        positives: (B,) integers, the document of each query; None: `arange(B)`.
         temperature: a positive number or 0-d tensor, which may require a gradient. Scores are
-            sums over a query's tokens, so 1 suits about 32 tokens; with `average` try 0.02.
-        similarity: "cosine", or "dot" for plain products, as of embeddings that have norm 1.
-        average: the mean over a query's tokens in place of the sum.
-        symmetric: the mean of query -> document and positive -> query cross entropy.
-        exclude: (row_ids (B,), column_ids (C,)) integers; a document with the query's id that is
-            not its positive takes no part (duplicates, known false negatives).
+            sums over the tokens of a query, so 1 suits about 32 tokens; with `average` try 0.02.
+        similarity: "cosine", or "dot" for dot products, for example of embeddings of norm 1.
+        average: whether to average over the tokens of a query instead of summing.
+        symmetric: whether to average the cross entropy with that of the positives over the queries.
+        exclude: (row_ids (B,), column_ids (C,)), integers. A document with the id of the query is
+            left out unless it is its positive (duplicates, known false negatives).
         reduction: "mean", "sum" or "none".
-        group: a process group whose ranks each give their part of the batch, of their own lengths
-            Lq and Ld; see `fastsim.distributed`. Documents are gathered: a `Ring` is refused.
+        group: a process group whose ranks each give their part of the batch; see
+            `fastsim.distributed`. Lq and Ld may differ between ranks. Documents are gathered, so a
+            `Ring` is refused.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar, or (B,) for reduction "none". float32, float64 for float64.
+        A scalar, or (B,) for reduction "none"; float64 for float64, else float32.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
@@ -126,7 +128,7 @@ def late_interaction(
     check_some_token("document_mask", document_mask, positives)
     scored = {"similarity": similarity, "average": average, "backend": chosen.name}
     options = {"temperature": temperature, "symmetric": symmetric}
-    # One row of each text stands for it: ranks may pad to different lengths.
+    # Only the first token of each text is passed: ranks may pad to different lengths.
     batch = join(
         group,
         "late_interaction",
@@ -146,10 +148,10 @@ def late_interaction(
         scores = _no_scores(queries, documents)
     positives = global_positives(positives, batch)
     row_ids, column_ids = global_exclude(ids, batch)
-    if symmetric:  # a column's softmax runs over the queries of all ranks
+    if symmetric:  # the softmax of a column runs over the queries of all ranks
         scores, positives = batch.gather_rows(scores), batch.gather_rows(positives)
         row_ids = batch.gather_rows(row_ids)
-    if scores.shape[0] == 0:  # all that is learnt takes part in the backward pass of all ranks
+    if scores.shape[0] == 0:  # learnt inputs have to take part in the backward pass of all ranks
         return batch.reduce((scores / temperature).sum(1), reduction)
     exclude = None if row_ids is None else (row_ids, column_ids)
     losses = late_interaction_from_scores(
@@ -186,9 +188,9 @@ def late_interaction_from_scores(
     exclude: Exclude = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """`late_interaction` of MaxSim scores (B, C), as `fastsim.max_sim` gives them.
+    """The specification of `late_interaction` for MaxSim scores (B, C) of `fastsim.max_sim`.
 
-    The other parameters as there: positives (B,), exclude ((B,), (C,)).
+    The other parameters are the same: positives (B,), exclude ((B,), (C,)).
     """
     options = {"temperature": temperature, "symmetric": symmetric, "exclude": exclude}
     return info_nce_from_scores(scores, positives, **options, reduction=reduction)
@@ -209,32 +211,33 @@ def late_interaction_distillation(
     reduction: Reduction = "mean",
     backend: str | None = None,
 ) -> Tensor:
-    """KL(p || q): p the softmax of a teacher's scores, q that of the MaxSim scores, per query.
+    """KL(p || q) for each query: p is the softmax of a teacher's scores, q of the MaxSim scores.
 
-    For documents that a cross-encoder has scored. Where only the positive is known, take
-    `late_interaction`. Rows are independent: on several processes the local mean is right.
+    For documents that a cross-encoder has scored. If only the positive is known, use
+    `late_interaction`. Rows are independent, so several processes need no `group`.
 
     Formula and source: fastsim/losses/late_interaction.py.
 
     Args:
         queries: token embeddings (B, Lq, D).
         documents: token embeddings (B, N, Ld, D), N >= 2 documents for each query; or (C, Ld, D),
-            C >= 2 documents that every query is scored with.
-        teacher_scores: (B, N) or (B, C), any real numbers; no gradient reaches them.
+            C >= 2 documents that are scored with every query.
+        teacher_scores: (B, N) or (B, C), any real numbers; they get no gradient.
         query_mask: (B, Lq) bool, False for padding; None: every row is a token.
-        document_mask: bool, the shape of `documents` without D. Every document has to have a token.
-        temperature: of the scores, a positive number or 0-d tensor; the loss is multiplied by its
-            square.
-        teacher_temperature: of the teacher's scores, a positive number; None: `temperature`.
-        similarity, average, backend: as `late_interaction`.
+        document_mask: bool, the shape of `documents` without D. Every document must have a token.
+        temperature: a positive number or 0-d tensor that divides the scores; the loss is multiplied
+            by its square.
+        teacher_temperature: a positive number that divides the teacher's scores; None:
+            `temperature`.
+        similarity, average, backend: as in `late_interaction`.
         reduction: "mean", "sum" or "none".
 
     Returns:
-        A scalar, or (B,) for reduction "none". float32, float64 for float64.
+        A scalar, or (B,) for reduction "none"; float64 for float64, else float32.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> tokens = torch.stack([torch.eye(2), -torch.eye(2)])
@@ -268,11 +271,12 @@ def late_interaction_distillation(
     scores = max_sim(queries, documents, query_mask, document_mask, **options)
     if isinstance(temperature, Tensor):
         temperature = temperature.to(scores.dtype)
-    above = temperature if teacher_temperature is None else teacher_temperature
-    taught = teacher_scores.detach()
-    taught = taught.to(torch.promote_types(taught.dtype, scores.dtype))
-    teacher = torch.log_softmax(taught / above, 1)
-    if isinstance(above, Tensor):
+    if teacher_temperature is None:
+        teacher_temperature = temperature
+    teacher = teacher_scores.detach()
+    teacher = teacher.to(torch.promote_types(teacher.dtype, scores.dtype))
+    teacher = torch.log_softmax(teacher / teacher_temperature, 1)
+    if isinstance(teacher_temperature, Tensor):
         teacher = teacher.detach()
     student = torch.log_softmax(scores / temperature, 1)
     terms = torch.nn.functional.kl_div(
@@ -321,13 +325,13 @@ def _check_sides(
 
 
 def _no_scores(queries, documents):
-    """Scores (0, C) of a rank without queries, by which the gradient of the documents goes home."""
-    dtype = torch.promote_types(queries.dtype, torch.float32)
+    """Scores (0, C) of a rank without queries, so that documents get their gradient from others."""
+    dtype = compute_dtype(queries)
     return queries.to(dtype).sum((1, 2))[:, None] + documents.to(dtype).sum((1, 2))
 
 
 def _gathered(documents, mask, batch):
-    """Documents and mask of all ranks, padded to the longest."""
+    """(documents, mask) of all ranks, padded to the longest."""
     if batch.group is None:
         return documents, mask
     if mask is None:

@@ -1,4 +1,4 @@
-"""Cross entropy of the score matrix against a target matrix, row by row.
+"""Cross entropy of the row softmax of the score matrix against a target matrix.
 
     L_i = -sum_j t_ij log softmax_j(z_ij) = T_i lse_j z_ij - sum_j t_ij z_ij,
     z = s / temperature + candidate_bias_j,  T_i = sum_j t_ij
@@ -6,8 +6,8 @@
 s is the cosine, or with similarity="dot" the dot product; candidate_bias as in `info_nce`.
 
 Source: torch.nn.CrossEntropyLoss with class probabilities as target, applied to (S / temperature,
-targets); the targets are taken as they are, so that -1 pushes a pair away. With one-hot targets
-it is `info_nce`.
+targets). The targets are not normalised, so that -1 pushes a pair apart. With one-hot targets it is
+`info_nce`.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ from fastsim.pairs import (
 from fastsim.records import replaced
 from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_scores
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 @embeddings_in_autocast("x", "y")
@@ -60,23 +60,23 @@ def matrix_cross_entropy(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Cross entropy of the scores' row softmax against a target matrix.
+    """Cross entropy of the row softmax of the scores against a target matrix.
 
-    For graded targets of every pair, or a teacher's scores. With targets of 1 for a row's positive
-    and 0 elsewhere it is `info_nce`; `matrix_mse` fits the values of the targets.
+    For graded targets of every pair, or a teacher's scores. With target 1 for a row's positive and
+    0 elsewhere it is `info_nce`; `matrix_mse` trains the values of the targets.
 
     Formula and source: fastsim/losses/matrix_cross_entropy.py.
 
     Args:
         x: (N, D).
         y: (M, D).
-        targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
-            (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
-            on the diagonal, else -1.
+        targets: (N, M) of any real or integer dtype, 1 for similar pairs, -1 for others, or soft
+            values between; or (row_groups (N,), column_groups (M,)), integers, with target 1 for
+            equal groups, otherwise -1; or None: 1 on the diagonal, otherwise -1.
         temperature: a positive number or 0-d tensor, which may require a gradient.
-        candidate_bias: (M,) numbers added to the logits of y's rows, minus log q_j for candidates
-            drawn with probabilities q_j (see `info_nce`).
-        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
+        candidate_bias: (M,) numbers added to the logits of the rows of y; -log q_j for candidates
+            sampled with probabilities q_j (see `info_nce`).
+        similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -87,7 +87,7 @@ def matrix_cross_entropy(
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> rows, targets = torch.eye(2), torch.eye(2)
@@ -131,7 +131,7 @@ def matrix_cross_entropy(
         targets = gather_targets(targets, batch)
         losses = matrix_cross_entropy_from_scores(scores, targets, **options, reduction="none")
         return batch.reduce(losses, reduction)
-    made = partial(
+    loss_of = partial(
         _loss,
         temperature=temperature,
         bias=bias,
@@ -140,9 +140,9 @@ def matrix_cross_entropy(
         batch=batch,
         backend=chosen,
     )
-    loss = made(x, y, targets)
+    loss = loss_of(x, y, targets)
     if group is None:
-        note_targets(x, y, targets, partial(made, parse=known_targets), loss)
+        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss)
     return loss
 
 
@@ -153,11 +153,11 @@ def _loss(
     pairs = replaced(pairs, column_bias=bias)
 
     def formula(scores, scale, _):
-        given = {"temperature": 1 / scale, "candidate_bias": bias, "reduction": "none"}
-        return matrix_cross_entropy_from_scores(scores, targets, **given)
+        options = {"temperature": 1 / scale, "candidate_bias": bias, "reduction": "none"}
+        return matrix_cross_entropy_from_scores(scores, targets, **options)
 
     return tile_loss(
-        Tile("softmax", pairs, cosine=cosine),
+        TileLoss("softmax", pairs, cosine=cosine),
         x,
         y,
         scale=inverse(temperature, x),
@@ -194,7 +194,7 @@ def matrix_cross_entropy_from_scores(
     candidate_bias: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `matrix_cross_entropy`: scores (N, M), the other parameters as there."""
+    """The specification of `matrix_cross_entropy` for scores (N, M); other parameters as there."""
     check_scores("scores", scores)
     check_number("temperature", temperature, positive=True)
     check_reduction(reduction)
@@ -203,5 +203,5 @@ def matrix_cross_entropy_from_scores(
     bias = parse_bias(candidate_bias, columns, scores)
     logits = as_float(scores) / temperature
     log_probability = torch.log_softmax(logits if bias is None else logits + bias, 1)
-    wanted = dense_targets(pairs, rows, columns, log_probability.dtype, scores.device)
-    return reduce(-(wanted * log_probability).sum(1), reduction)
+    targets = dense_targets(pairs, rows, columns, log_probability.dtype, scores.device)
+    return reduce(-(targets * log_probability).sum(1), reduction)

@@ -4,10 +4,9 @@
 
 Source: torch.nn.MSELoss, applied to (S, targets).
 
-Each pair's score gradient needs its own score and target alone, so one fused pass of the scores
-gives loss and gradient. With targets of +-1 every pair from two groups is pushed to cosine -1, so
-the loss is for graded targets. `cosent_matrix` trains the order of the scores instead of their
-values.
+The score gradient of a pair needs only its score and target, so one fused pass over the scores
+gives loss and gradient. Targets of +-1 would drive every pair of different groups to cosine -1, so
+use graded targets. `cosent_matrix` trains the order of the scores instead of their values.
 """
 
 from functools import partial
@@ -32,7 +31,7 @@ from fastsim.pairs import (
 )
 from fastsim.reduce import as_float, reduce
 from fastsim.scores import dense_cosines
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 @embeddings_in_autocast("x", "y")
@@ -49,17 +48,17 @@ def matrix_mse(
 ) -> Tensor:
     """Mean squared error of the cosines against a target matrix.
 
-    For graded targets of every pair, where their values matter; `cosent_matrix` trains only their
-    order, `cosine_regression` is the same for a list of pairs.
+    For graded targets of every pair whose values matter. `cosent_matrix` trains only their order;
+    `cosine_regression` is the same for a list of pairs.
 
     Formula and source: fastsim/losses/matrix_mse.py.
 
     Args:
         x: (N, D).
         y: (M, D).
-        targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
-            (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
-            on the diagonal, else -1.
+        targets: (N, M) of any real or integer dtype, 1 for similar pairs, -1 for others, or soft
+            values between; or (row_groups (N,), column_groups (M,)), integers, with target 1 for
+            equal groups, otherwise -1; or None: 1 on the diagonal, otherwise -1.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -70,7 +69,7 @@ def matrix_mse(
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> rows = torch.eye(2)
@@ -89,10 +88,10 @@ def matrix_mse(
         scores = dense_cosines(*batch.gather_both(x, y), chosen)
         losses = matrix_mse_from_scores(scores, gather_targets(targets, batch), reduction="none")
         return batch.reduce(losses, reduction)
-    made = partial(_loss, reduction=reduction, batch=batch, backend=chosen)
-    loss = made(x, y, targets)
+    loss_of = partial(_loss, reduction=reduction, batch=batch, backend=chosen)
+    loss = loss_of(x, y, targets)
     if group is None:
-        note_targets(x, y, targets, partial(made, parse=known_targets), loss)
+        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss)
     return loss
 
 
@@ -105,7 +104,7 @@ def _loss(x, y, targets, *, reduction, batch, backend, parse=parse_targets):
         return columns * matrix_mse_from_scores(scores, targets, reduction="none")
 
     losses = tile_loss(
-        Tile("squared_error", pairs),
+        TileLoss("squared_error", pairs),
         x,
         y,
         scale=1.0,
@@ -136,11 +135,11 @@ class MatrixMSE(LossModule):
 def matrix_mse_from_scores(
     scores: Tensor, targets: Targets, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """The specification of `matrix_mse`: scores (N, M), the other parameters as there."""
+    """The specification of `matrix_mse` for scores (N, M), with the same other parameters."""
     check_scores("scores", scores)
     check_reduction(reduction)
     rows, columns = scores.shape
     pairs = parse_targets(targets, rows, columns, scores.device)
     scores = as_float(scores)
-    wanted = dense_targets(pairs, rows, columns, scores.dtype, scores.device)
-    return reduce(((scores - wanted) ** 2).mean(1), reduction)
+    targets = dense_targets(pairs, rows, columns, scores.dtype, scores.device)
+    return reduce(((scores - targets) ** 2).mean(1), reduction)

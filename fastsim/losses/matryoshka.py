@@ -1,13 +1,13 @@
-"""Matryoshka: a loss summed over prefixes of the embeddings, so that each prefix is of use alone.
+"""Matryoshka: a loss summed over prefixes of the embeddings, so that each prefix is usable alone.
 
     L = sum_w c_w loss(embeddings[:, :w])
 
-Source: Kusupati et al. 2022, "Matryoshka Representation Learning", equation 1. The encoder, which
-costs most, runs once. The products of a prefix are part of those of a longer one: InfoNCE, SigLIP
-and other losses of pairs, in one process, are computed in one sweep over the widths, whose products
-cost what those of the widest cost (fastsim/engine/sweep.py). On a CPU a small batch takes one call
-of the backend for all widths: calls would be most of its time. Any other loss is computed width by
-width, at a cost of sum_w w / D times the full one.
+Source: Kusupati et al. 2022, "Matryoshka Representation Learning", equation 1. The encoder, the
+largest cost, runs once. The products of a prefix are part of those of a longer one. So InfoNCE,
+SigLIP and other losses over pairs, in one process, run in one sweep over the widths, whose products
+cost as much as those of the widest (fastsim/engine/sweep.py). On a CPU a small batch takes one call
+of the backend for all widths, as the overhead of calls would dominate. Any other loss is computed
+width by width, at sum_w w / D times the cost of the full width.
 """
 
 import inspect
@@ -21,22 +21,22 @@ from fastsim.checks import FLOATING, check_count, check_number
 from fastsim.engine.sweep import sum_over
 from fastsim.losses.module import LossModule
 
-# Arguments of losses that are not embeddings of the model; they keep their width.
-_GIVEN = frozenset({"targets", "teacher_x", "teacher_y", "teacher_scores"})
+# Arguments of losses that are not embeddings of the model and keep their width.
+_UNCUT = frozenset({"targets", "teacher_x", "teacher_y", "teacher_scores"})
 
 
 class Matryoshka(torch.nn.Module):
-    """A loss on the first w dimensions of every embedding, summed over widths.
+    """A loss on the first w dimensions of all embeddings, summed over several widths w.
 
-    For embeddings that will be truncated to fewer dimensions when they are used.
+    For embeddings that are truncated to fewer dimensions when they are used.
 
     Args:
         loss: a loss module of fastsim, or any function of embeddings (N, D) and further arguments
-            that returns a scalar, or one number per row as with reduction "none". All its
-            floating-point arguments of two to four dimensions, positional or by name, are taken for
+            that returns a scalar, or one number per row as with reduction "none". Every
+            floating-point argument of two to four dimensions, positional or by name, counts as
             embeddings, except `targets`, `teacher_x`, `teacher_y` and `teacher_scores`.
-        widths: distinct ints.
-        weights: as many numbers or 0-d tensors c_w, 1 by default.
+        widths: distinct positive ints.
+        weights: the factors c_w, as many numbers or 0-d tensors; None: all 1.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
@@ -71,16 +71,16 @@ class Matryoshka(torch.nn.Module):
         own = isinstance(loss, LossModule) and type(loss).forward is LossModule.forward
         numbers = not any(isinstance(weight, Tensor) for weight in weights)
         self._may_be_swept = own and numbers and len(widths) > 1
-        places = {place for place, name in enumerate(names) if name in _GIVEN}
-        self._given = places | _GIVEN
+        places = {place for place, name in enumerate(names) if name in _UNCUT}
+        self._uncut = places | _UNCUT
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        """The sum over the widths of the loss with these arguments, of the shape of the loss."""
-        given = {**dict(enumerate(arguments)), **options}
+        """Computes the weighted sum over the widths of the loss, in the shape of the loss."""
+        by_place = {**dict(enumerate(arguments)), **options}
         embeddings = {
             place: value
-            for place, value in given.items()
-            if place not in self._given
+            for place, value in by_place.items()
+            if place not in self._uncut
             and isinstance(value, torch.Tensor)
             and value.dim() in (2, 3, 4)
             and value.dtype in FLOATING
@@ -91,20 +91,20 @@ class Matryoshka(torch.nn.Module):
         if max(self.widths) > full:
             raise ValueError(f"widths: wanted at most {full}, got {max(self.widths)}")
 
-        def of(width):
-            # The same tensor on both sides stays one.
+        def loss_of(width):
+            # One tensor on both sides stays one tensor.
             cut = {id(value): value[..., :width] for value in embeddings.values()}
-            part = given | {place: cut[id(value)] for place, value in embeddings.items()}
-            named = {name: part[name] for name in options}
-            return self.loss(*(part[i] for i in range(len(arguments))), **named)
+            values = by_place | {place: cut[id(value)] for place, value in embeddings.items()}
+            named = {name: values[name] for name in options}
+            return self.loss(*(values[i] for i in range(len(arguments))), **named)
 
-        widest, found = max(self.widths), {}
+        widest, losses = max(self.widths), {}
         if self._may_be_swept:
-            with sum_over(self.widths, self.weights) as asked:
-                found[widest] = of(widest)
-            if asked.served:
-                return found[widest]
-        terms = [found[width] if width in found else of(width) for width in self.widths]
+            with sum_over(self.widths, self.weights) as sweep:
+                losses[widest] = loss_of(widest)
+            if sweep.served:
+                return losses[widest]
+        terms = [losses[width] if width in losses else loss_of(width) for width in self.widths]
         if any(type(weight) not in (int, float) or weight != 1 for weight in self.weights):
             terms = [weight * term for weight, term in zip(self.weights, terms, strict=True)]
         return torch.stack(terms).sum(0)

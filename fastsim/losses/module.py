@@ -1,4 +1,4 @@
-"""The thin module of a loss function."""
+"""The base class of losses as modules."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,15 +15,15 @@ PER_CALL = (
     "guide",
     "own_negatives",
     "references",
-)  # data of one batch, so an argument of forward
+)  # options that are data of one batch, so arguments of forward
 
 
 class LossModule(torch.nn.Module):
-    """A loss function with its options fixed: `Loss(**options)(*embeddings, ...)`.
+    """A loss function with fixed options: `Loss(**options)(*embeddings, ...)`.
 
-    A subclass names its `function`. Its constructor has the function's keyword-only parameters with
-    their defaults and hands its `locals()` on; forward takes the rest. An option given as a
-    torch.nn.Parameter (temperature, scale, bias) is learnt and saved like any other.
+    A subclass sets `function`. Its constructor has the function's keyword-only parameters with
+    their defaults and passes its `locals()` to this one; forward takes the other parameters. An
+    option that is a torch.nn.Parameter (temperature, scale, bias) is a parameter of the module.
     """
 
     function: ClassVar[Callable[..., Tensor]]
@@ -41,12 +41,12 @@ class LossModule(torch.nn.Module):
             setattr(self, name, options[name])
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The function on this batch, with the options of the module."""
+        """Computes the loss of this batch with the options of the module."""
         options = {name: getattr(self, name) for name in self._options}
         return type(self).function(*args, **options, **kwargs)
 
     def __getstate__(self):
-        """A process group cannot be saved: its name can, and is looked up when it is needed."""
+        """The state with the name of a process group in its place, as a group cannot be saved."""
         state = self.__dict__.copy()
         if state.get("group") is not None:
             state["group"] = named(state["group"])

@@ -6,8 +6,9 @@
 s is the cosine, or with similarity="dot" the dot product.
 
 Source: Wang et al. 2019, "Multi-Similarity Loss with General Pair Weighting for Deep Metric
-Learning", equation 15, without its mining. A positive's weight grows with its distance to the
-others, a negative's with its nearness; `nt_xent` weights negatives likewise, positives one by one.
+Learning", equation 15, without its mining. The weight of a positive grows with its distance, that
+of a negative with its nearness, relative to the others; `nt_xent` weights negatives in the same
+way, but each positive alone.
 """
 
 from functools import partial
@@ -43,34 +44,34 @@ def multi_similarity(
 ) -> Tensor:
     """Multi-similarity loss: a soft hinge on a row's positives and one on its negatives.
 
-    For rows with a class or group id, when the hard pairs should count most; `circle` weights
-    each pair by its own distance from the optimum, `sup_con` is a softmax without hinges.
+    For rows with a class or group id, if hard pairs should count most. `circle` weights each pair
+    by its distance from its optimum; `sup_con` is a softmax without hinges.
 
     Formula and source: fastsim/losses/multi_similarity.py.
 
     Args:
         embeddings: (N, D).
-        groups: (N,) integers; equal ones are positives of each other.
-        references: (M, D), the rows that embeddings are compared with; by default the embeddings
-            themselves, without the pairs of a row with itself.
-        reference_groups: (M,) integers, together with references.
+        groups: (N,) integers; rows with equal numbers are positives of each other.
+        references: (M, D), the rows that embeddings are compared with; None: the embeddings
+            themselves, without the pair of a row with itself.
+        reference_groups: (M,) integers, the groups of the references.
         own_first: whether the first N references are the embeddings themselves; the pair of row i
             and reference i is then left out.
-        alpha, beta: positive numbers, the steepness for positives and for negatives.
+        alpha, beta: positive numbers, the steepness for positives (alpha) and negatives (beta).
         base: a number, the score at which a pair begins to count.
-        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
+        similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar, or (N,) for reduction "none". A row without a positive or a negative has no such
-        term.
+        A scalar, or (N,) for reduction "none". The term of positives is 0 for a row without a
+        positive, and likewise for negatives.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -130,7 +131,7 @@ def multi_similarity_from_scores(
     base: float = 0.5,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `multi_similarity`: scores (N, M), the other parameters as there."""
+    """The specification of `multi_similarity` for scores (N, M), with the same other parameters."""
     options = {"alpha": alpha, "beta": beta, "base": base}
     _check_options(**options)
     return grouped_from_scores(
@@ -144,15 +145,15 @@ def multi_similarity_from_scores(
 
 
 def _losses(scores, pairs, alpha, beta, base):
-    part = pair_mask(pairs, *scores.shape, scores.device)
-    own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
-    positive = _soft_hinge(-alpha * (scores - base), part & own) / alpha
-    negative = _soft_hinge(beta * (scores - base), part & ~own) / beta
+    kept = pair_mask(pairs, *scores.shape, scores.device)
+    same = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
+    positive = _soft_hinge(-alpha * (scores - base), kept & same) / alpha
+    negative = _soft_hinge(beta * (scores - base), kept & ~same) / beta
     return positive + negative
 
 
 def _soft_hinge(logits, counted):
-    """log(1 + sum of exponentials of the counted logits) by row."""
+    """(N,) log(1 + sum of the exponentials of the row's counted logits)."""
     logits = logits.masked_fill(~counted, -torch.inf)
     return torch.logsumexp(torch.cat([logits, torch.zeros_like(logits[:, :1])], 1), 1)
 

@@ -1,12 +1,12 @@
-"""The mean and the closest negative of each row, the terms of `full_triplet`, as functions.
+"""The mean and the closest negative of each row: the terms of `full_triplet` as functions.
 
     mean_i = mean_{j != i} s_ij
     closest_i = max{s_ij : j != i, s_ij <= s_ii} (semi-hard), max{s_ij : j != i} (hard)
 
-The mean is a product with the sum of all candidates, which needs no pass over N x M. The closest
-negative needs one, in the forward pass alone; its gradient reaches one candidate per row.
+The mean is a product with the sum of all candidates, without a pass over N x M. The closest
+negative needs one pass, only in the forward pass; its gradient goes to one candidate per row.
 
-Source: that of `full_triplet`, fastsim/losses/full_triplet.py.
+Source: see `full_triplet`, fastsim/losses/full_triplet.py.
 """
 
 import torch
@@ -28,9 +28,10 @@ MININGS = ("semi-hard", "hard")
 
 @embeddings_in_autocast("anchors", "positives")
 def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = None) -> Tensor:
-    """Mean cosine of each anchor with the other columns: column i is row i's positive.
+    """Computes the mean cosine of each anchor with its negatives, all columns but its positive.
 
-    A part of `full_triplet`, for a loss of your own. It takes O((N + M) D), without any score.
+    Column i is the positive of row i. A term of `full_triplet`, as a building block for other
+    losses. It takes O((N + M) D) time and computes no score matrix.
 
     Formula and source: fastsim/losses/negatives.py.
 
@@ -40,11 +41,11 @@ def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = N
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        (N,), differentiable; -inf where there is no other column.
+        (N,), differentiable; -inf without a negative.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> fastsim.mean_negative(torch.eye(2), torch.eye(2))
@@ -62,25 +63,27 @@ def mean_negative(anchors: Tensor, positives: Tensor, *, backend: str | None = N
 def closest_negative(
     anchors: Tensor, positives: Tensor, *, mining: Mining = "semi-hard", backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The closest negative of each anchor: column i is row i's positive.
+    """Finds the closest negative of each anchor among all columns but its positive.
 
-    A part of `full_triplet`, for a loss of your own. `top_k` finds the best of a whole corpus.
+    Column i is the positive of row i. A term of `full_triplet`, as a building block for other
+    losses. `top_k` searches a whole corpus.
 
     Formula and source: fastsim/losses/negatives.py.
 
     Args:
         anchors: (N, D).
         positives: (M, D), M >= N.
-        mining: "semi-hard", the largest cosine not above the positive's, or "hard", the largest.
+        mining: "semi-hard", the largest cosine that is not above that of the positive; or "hard",
+            the largest of all.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        (values (N,), indices (N,)), the values differentiable. A row with no such negative has
-        value -inf and index -1; a row with a score that is not finite has value NaN and any index.
+        (values (N,), indices (N,)); the values are differentiable. A row without such a negative
+        has value -inf and index -1; a row with a non-finite score has value NaN and any index.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> fastsim.closest_negative(torch.eye(2), torch.eye(2))
@@ -100,25 +103,25 @@ def closest_negative(
     return terms_of_rows(unit_x, unit_y, indices, pairs, chosen)[2] + 0 * sums, indices
 
 
-# ---- the specification on a given score matrix ----
+# ---- the specifications ----
 
 
 def mean_negative_from_scores(scores: Tensor, *, exclude: Exclude = None) -> Tensor:
-    """The specification of `mean_negative`: scores (N, M) -> (N,)."""
+    """The specification of `mean_negative` for scores (N, M): (N,)."""
     return mean_of(*negatives_of(scores, exclude))
 
 
 def closest_negative_from_scores(
     scores: Tensor, *, mining: Mining = "semi-hard", exclude: Exclude = None
 ) -> tuple[Tensor, Tensor]:
-    """The specification of `closest_negative`: scores (N, M) -> (values, indices), both (N,)."""
+    """The specification of `closest_negative` for scores (N, M): (values, indices), (N,) each."""
     check_choice("mining", mining, MININGS)
     values, indices = largest_of(*negatives_of(scores, exclude), mining)
     return values + 0 * as_float(scores).sum(1), indices
 
 
 def negatives_of(scores, exclude):
-    """The scores as floats and the (N, M) bool matrix of negatives."""
+    """(scores in the compute type, mask of the negatives), (N, M) each."""
     check_scores("scores", scores)
     rows, columns = scores.shape
     check_columns(scores)
@@ -128,30 +131,35 @@ def negatives_of(scores, exclude):
 
 
 def mean_of(scores, negative):
+    """(N,) the mean score of each row's negatives, -inf without one."""
     count = negative.sum(1)
     mean = (scores * negative).sum(1) / count.clamp(min=1)
     return torch.where(count > 0, mean, -torch.inf)
 
 
 def largest_of(scores, negative, mining):
+    """(values, indices), (N,) each, of each row's closest negative; -inf and -1 without one."""
     if mining == "semi-hard":
-        held = scores.detach()
-        limits = highest_equal(held.diagonal()[:, None], size_of_rows(held))
-        negative = negative & (held <= limits)
+        constant = scores.detach()
+        limits = highest_equal(constant.diagonal()[:, None], size_of_rows(constant))
+        negative = negative & (constant <= limits)
     values, indices = scores.masked_fill(~negative, below_every_score(scores)).max(1)
-    some = negative.any(1)
-    return torch.where(some, values, -torch.inf), torch.where(some, indices, -1)
+    with_negative = negative.any(1)
+    values = torch.where(with_negative, values, -torch.inf)
+    return values, torch.where(with_negative, indices, -1)
 
 
 # ---- arguments ----
 
 
 def pairs_on_diagonal(exclude, rows, columns, device):
+    """The `Pairs` in which column i is the positive of row i."""
     row_ids, column_ids = parse_exclude(exclude, rows, columns, device)
     return Pairs(torch.arange(rows, device=device), row_ids, column_ids)
 
 
 def checked_backend(anchors, positives, mining, backend, *, exclude=None, margin=None, group=None):
+    """Checks the arguments and picks the backend."""
     check_sides("positives", positives, "anchors", anchors, empty=group is not None)
     check_enough("positives", positives, "anchors", anchors)
     check_choice("mining", mining, MININGS)

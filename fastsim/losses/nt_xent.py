@@ -1,4 +1,4 @@
-"""NT-Xent with any number of positives: each positive pair against the negatives of its row.
+"""NT-Xent with any number of positives: each positive pair against the row's negatives.
 
     N_i = log sum_{n not in group(i)} exp(z_in),   z = s / temperature
     L_ip = log(exp(z_ip) + exp(N_i)) - z_ip = softplus(N_i - z_ip),   p in group(i), p != i
@@ -7,8 +7,8 @@ s is the cosine, or with similarity="dot" the dot product.
 
 Source: Chen et al. 2020, "A Simple Framework for Contrastive Learning of Visual Representations",
 equation 1, extended to groups of any size by leaving the other positives out of the denominator,
-as Feeney and Hughes 2023, "SINCERE: Supervised Information Noise-Contrastive Estimation
-REvisited". `sup_con` keeps them there; with groups of two both are the same.
+as in Feeney and Hughes 2023, "SINCERE: Supervised Information Noise-Contrastive Estimation
+REvisited". `sup_con` keeps them in the denominator; for groups of two both losses are the same.
 """
 
 from functools import partial
@@ -41,7 +41,7 @@ def nt_xent(
     group: Group = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Normalised temperature-scaled cross entropy: each positive pair against its row's negatives.
+    """Normalised temperature-scaled cross entropy: each positive pair against the row's negatives.
 
     For rows with a class or group id, or two views of each image. Unlike in `sup_con`, the
     positives of a row do not compete with each other.
@@ -50,26 +50,26 @@ def nt_xent(
 
     Args:
         embeddings: (N, D).
-        groups: (N,) integers; equal ones are positives of each other.
-        references: (M, D), the rows that embeddings are compared with; by default the embeddings
-            themselves, without the pairs of a row with itself.
-        reference_groups: (M,) integers, together with references.
+        groups: (N,) integers; rows with equal numbers are positives of each other.
+        references: (M, D), the rows that embeddings are compared with; None: the embeddings
+            themselves, without the pair of a row with itself.
+        reference_groups: (M,) integers, the groups of the references.
         own_first: whether the first N references are the embeddings themselves; the pair of row i
             and reference i is then left out.
         temperature: a positive number or 0-d tensor, which may require a gradient.
-        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
+        similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar, the mean or sum over all positive pairs (of all ranks with `group`), or for
-        reduction "none" each row's sum (N,). A row without a negative has loss 0.
+        A scalar, the mean or sum over all positive pairs (of all ranks with `group`); or for
+        reduction "none" the sum of each row, (N,). A row without a negative has loss 0.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -124,7 +124,7 @@ def nt_xent_from_scores(
     temperature: Scalar = 0.07,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `nt_xent`: scores (N, M), the other parameters as there."""
+    """The specification of `nt_xent` for scores (N, M), with the same other parameters."""
     check_number("temperature", temperature, positive=True)
     return grouped_from_scores(
         scores,
@@ -139,17 +139,17 @@ def nt_xent_from_scores(
 
 def _losses(scores, pairs, temperature):
     logits = scores / temperature
-    part = pair_mask(pairs, *scores.shape, scores.device)
-    own = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
-    negative = part & ~own
+    kept = pair_mask(pairs, *scores.shape, scores.device)
+    same = dense_targets(pairs, *scores.shape, torch.bool, scores.device)
+    negative = kept & ~same
     lse = torch.logsumexp(logits.masked_fill(~negative, below_every_score(logits)), 1, keepdim=True)
-    counted = part & own & negative.any(1, keepdim=True)
+    counted = kept & same & negative.any(1, keepdim=True)
     losses = torch.where(counted, softplus(lse - logits), 0.0).sum(1)
-    # A NaN reaches the loss of a row without a term too.
-    nothing = (0 * logits).masked_fill(~part, 0.0).sum(1)
-    return torch.where(counted.any(1), losses, nothing)
+    # Not just 0: a NaN has to reach the loss of a row without a term too.
+    zero = (0 * logits).masked_fill(~kept, 0.0).sum(1)
+    return torch.where(counted.any(1), losses, zero)
 
 
 def _count(pairs, backend):
-    """Positive pairs."""
+    """The number of positive pairs."""
     return positive_counts(pairs, backend).sum()

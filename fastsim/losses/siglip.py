@@ -1,18 +1,18 @@
-"""SigLIP: every pair of the batch as a binary decision.
+"""SigLIP: a binary classification of every pair of the batch.
 
     L = (1/N) sum_ij BCE(sigma(scale * s_ij + bias), (t_ij + 1) / 2)
       = (1/N) sum_ij softplus(-t_ij z_ij)   for t = +-1
 
-s is the cosine, or with similarity="dot" the dot product. Where a row has several positives, a
-positive may count v_ij <= 1 times a negative, with k_i positives of the row and k'_j of the column:
+s is the cosine, or with similarity="dot" the dot product. If rows have several positives, each may
+get a weight v_ij <= 1. With k_i positives in its row and k'_j in its column:
 
     L = (1/N) sum_ij v_ij softplus(-t_ij z_ij),   v_ij = 1 for t_ij = -1, and for t_ij = 1
         1   or   1/k_i   or   (1/k_i + 1/k'_j) / 2     (positive_weight "one", "row", "both")
 
-Source: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training", equation 1, there with
-the diagonal as the only positives. The division is by N, not N^2; scale and bias start at 10 and
--10 so that the many negatives do not dominate the first steps: sigma of a bare cosine stays
-between 0.27 and 0.73. The weights of several positives are those of SigLIP+ in siglip-kernel 0.1
+Source: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training", equation 1, where only the
+diagonal is positive. The sum is divided by N, not N^2. scale and bias start at 10 and -10, so that
+the many negatives do not dominate the first steps: sigma of a bare cosine stays between 0.27 and
+0.73. The weights for several positives are those of SigLIP+ in siglip-kernel 0.1
 (github.com/avocardio/siglip-kernel), whose loss is this one divided by M.
 """
 
@@ -47,9 +47,10 @@ from fastsim.pairs import (
     parse_targets,
     positive_counts,
 )
+from fastsim.precision import compute_dtype
 from fastsim.reduce import as_float, reduce, softplus
-from fastsim.scores import compute_dtype, dense_scores
-from fastsim.tile import Tile
+from fastsim.scores import dense_scores
+from fastsim.tile_loss import TileLoss
 
 PositiveWeight = Literal["one", "row", "both"]
 CHOICES = get_args(PositiveWeight)
@@ -73,35 +74,34 @@ def siglip(
 ) -> Tensor:
     """Pairwise sigmoid loss against any target matrix.
 
-    For pairs where a row may have several positives, and for image and text. Every pair is decided
-    alone, so there is no softmax over the batch; with one positive per row, `info_nce` is the
-    alternative with a softmax.
+    For rows with several positives, and for image and text. Every pair is classified alone, without
+    a softmax over the batch; `info_nce` has the softmax, for one positive per row.
 
     Formula and source: fastsim/losses/siglip.py.
 
     Args:
         x: (N, D).
         y: (M, D).
-        targets: (N, M) of any real or integer dtype, 1 similar, -1 not, soft values between; or
-            (row_groups (N,), column_groups (M,)) integers, the same group 1, else -1; or None: 1
-            on the diagonal, else -1.
+        targets: (N, M) of any real or integer dtype, 1 for similar pairs, -1 for others, or soft
+            values between; or (row_groups (N,), column_groups (M,)), integers, with target 1 for
+            equal groups, otherwise -1; or None: 1 on the diagonal, otherwise -1.
         scale, bias: numbers or 0-d tensors, which may require a gradient.
-        positive_weight: the weight of a positive where targets are groups: "one", 1 as for a
-            negative; "row", 1/k for k positives in its row, so that rows with many do not outweigh
-            the others; "both", the mean of 1/k and 1/k' for k' positives in its column, which
-            treats x and y alike. With `group` the positives of all ranks are counted.
-        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
+        positive_weight: the weight of a positive if targets are groups. "one": 1, as for a
+            negative; "row": 1/k for k positives in its row, so that rows with many positives do not
+            outweigh the others; "both": the mean of 1/k and 1/k' for k' positives in its column,
+            which treats x and y alike. With `group` the positives of all ranks count.
+        similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar, the sum over all pairs divided by N, or the row sums (N,) for reduction "none".
+        A scalar, the sum over all pairs divided by N; or for reduction "none" the row sums (N,).
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> fastsim.siglip(torch.eye(2), torch.eye(2), scale=1.0, bias=0.0)  # log 2 + log(1 + 1/e)
@@ -136,7 +136,7 @@ def siglip(
         options |= {"positive_weight": positive_weight, "reduction": "none"}
         losses = siglip_from_scores(scores, gather_targets(targets, batch), **options)
         return batch.reduce(losses, reduction)
-    made = partial(
+    loss_of = partial(
         _loss,
         scale=scale,
         bias=bias,
@@ -146,9 +146,9 @@ def siglip(
         batch=batch,
         backend=chosen,
     )
-    loss = made(x, y, targets)
+    loss = loss_of(x, y, targets)
     if group is None:
-        note_targets(x, y, targets, partial(made, parse=known_targets), loss)
+        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss)
     return loss
 
 
@@ -166,7 +166,7 @@ def _loss(
     backend,
     parse=parse_targets,
 ):
-    """positive_weight: None where a positive counts as much as a negative."""
+    """positive_weight: "row", "both", or None for weights of 1."""
     pairs = parse(targets, x.shape[0], batch.columns, x.device)
     weights = None
     if positive_weight is not None:
@@ -177,7 +177,7 @@ def _loss(
         return _losses(scores * scale + bias, pairs, weights)
 
     return tile_loss(
-        Tile("sigmoid", pairs, cosine=cosine, positive_weights=weights),
+        TileLoss("sigmoid", pairs, cosine=cosine, positive_weights=weights),
         x,
         y,
         scale=_off_zero(scale, x),
@@ -210,9 +210,9 @@ class SigLIP(LossModule):
 
 
 def _off_zero(scale, x):
-    """A scale that is learnt, with 1e-20 in place of 0, since its gradient is divided by it.
+    """The scale, but 1e-20 for a learnt scale of 0, because its gradient divides by the scale.
 
-    No logit and no sum in float32 tells the two apart.
+    1e-20 is too small to change a logit or a sum in float32.
     """
     if not (isinstance(scale, torch.Tensor) and scale.requires_grad):
         return scale
@@ -229,7 +229,7 @@ def siglip_from_scores(
     positive_weight: PositiveWeight = "one",
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `siglip`: scores (N, M), the other parameters as there."""
+    """The specification of `siglip` for scores (N, M), with the same other parameters."""
     check_scores("scores", scores)
     check_number("scale", scale)
     check_number("bias", bias)
@@ -243,17 +243,17 @@ def siglip_from_scores(
 
 
 def _losses(logits, pairs, weights):
-    """(N,) sums of rows; weights: (N,) what a positive of each row counts, or None."""
-    wanted = (dense_targets(pairs, *logits.shape, logits.dtype, logits.device) + 1) / 2
-    # Not binary_cross_entropy_with_logits: its gradient sigma(z) - wanted cancels for large z.
-    losses = (1 - wanted) * softplus(logits) + wanted * softplus(-logits)
+    """(N,) the sums over the rows; weights: (N,) the weight of each row's positives, or None."""
+    target = (dense_targets(pairs, *logits.shape, logits.dtype, logits.device) + 1) / 2
+    # Not binary_cross_entropy_with_logits: its gradient sigma(z) - target cancels for large z.
+    losses = (1 - target) * softplus(logits) + target * softplus(-logits)
     if weights is not None:
-        losses = losses * torch.where(wanted > 0, weights[:, None], 1.0)
+        losses = losses * torch.where(target > 0, weights[:, None], 1.0)
     return losses.sum(1)
 
 
 def _is_weighed(positive_weight, targets):
-    """Whether positives count other than negatives; of a diagonal each is its row's only one."""
+    """Whether positives may have weights other than 1; on a diagonal each is the only one."""
     check_choice("positive_weight", positive_weight, CHOICES)
     if positive_weight != "one" and isinstance(targets, Tensor):
         raise ValueError(
@@ -264,12 +264,12 @@ def _is_weighed(positive_weight, targets):
 
 
 def _weights(pairs, all_rows, positive_weight, dtype, backend):
-    """(N,) what a positive of each row counts. all_rows: the groups of the rows of all ranks.
+    """(N,) the weight of each row's positives. all_rows: the groups of the rows of all ranks.
 
-    All columns of a row's group have as many positives, so no number of a column is needed.
+    A weight for each row suffices: all columns of its group have equally many positives.
     """
-    of_row = positive_counts(pairs, backend).clamp(min=1).to(dtype).reciprocal()
+    row_weights = positive_counts(pairs, backend).clamp(min=1).to(dtype).reciprocal()
     if positive_weight == "row":
-        return of_row
+        return row_weights
     rows_of_group = backend.equal_counts(pairs.row_groups, all_rows)
-    return 0.5 * (rows_of_group.to(dtype).reciprocal() + of_row)
+    return 0.5 * (rows_of_group.to(dtype).reciprocal() + row_weights)

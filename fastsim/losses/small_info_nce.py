@@ -1,9 +1,9 @@
-"""InfoNCE of a small batch with a guide, a bias, further candidates or label smoothing: one call.
+"""InfoNCE of a small batch in one call: with a guide, a bias, further candidates, label smoothing.
 
-A guide's cosines of all pairs are made beside the scores. Further candidates, or label smoothing:
-one softmax over the scores of all parts (further_candidates.py), which lie side by side. On a GPU
-the torch backend leaves that to the specification. Of a large batch each part is a log-sum-exp of
-the engine, and what lies between these takes longer than a small batch's scores.
+With a guide the call computes its cosines of all pairs next to the scores. With further candidates
+or label smoothing it computes one softmax over the scores of all parts (further_candidates.py) side
+by side; on a GPU the torch backend uses the specification for it. A large batch computes one
+log-sum-exp of the engine per part; the overhead between them exceeds a small batch's own work.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ import torch
 
 from fastsim.backends import get
 from fastsim.backends.base import Backend
-from fastsim.batch_metrics import no_totals, record_totals, watched
+from fastsim.batch_metrics import empty_totals, in_metrics, record_totals
 from fastsim.checks import check_bias_numbers, check_constant
 from fastsim.distributed import join
 from fastsim.engine.one_call import panels_alone
-from fastsim.engine.whole_loss import WholeLoss
+from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
 from fastsim.operators import differentiable_again, traced
 from fastsim.pairs import Guide, Pairs, as_bias, parse_bias
 from fastsim.records import replaced
 from fastsim.scores import dense_scores
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 
 def small_info_nce(
@@ -42,13 +42,13 @@ def small_info_nce(
     options,
     formula,
 ):
-    """(function, tensors) where the loss is function(*tensors); None where one call cannot make it.
+    """(function, tensors), so that function(*tensors) is the loss; None if one call cannot do it.
 
-    tensors: anchors (N, D), candidates (M, D), then the bias (M,) and those of the guide, or
-    own negatives (N, K, D) and references (R, D) where `further` has them. options: the loss's own,
-    as `formula` takes them, its specification.
+    tensors: anchors (N, D) and candidates (M, D); then the bias (M,) and the two tensors of the
+        guide, or own negatives (N, K, D) and references (R, D), each only if present.
+    formula: the specification of the loss. options: its options.
     """
-    plain = not (further.given or label_smoothing)
+    plain = not (further.present or label_smoothing)
     paired = guide is not None or bias is not None
     if plain != paired:
         return None
@@ -60,17 +60,17 @@ def small_info_nce(
             bias = parse_bias(bias, len(candidates), anchors).new_empty(0)
         if guide is not None:
             relative = options["guide_strategy"] == "relative"
-            nothing = [side.new_empty(0) for side in guide]
-            guide = Guide(*nothing, None, float(options["guide_margin"]), relative)
-        tile = Tile(
+            placeholders = [side.new_empty(0) for side in guide]
+            guide = Guide(*placeholders, None, float(options["guide_margin"]), relative)
+        tile = TileLoss(
             "softmax",
             Pairs(_places(anchors), column_bias=bias, guide=guide),
             margin=float(options["margin"]),
             symmetric=options["symmetric"],
             cosine=similarity == "cosine",
         )
-        whole = WholeLoss(tile, scale, 0.0, weight, None, backend, measured=True)
-        small = PairedLoss(whole, options, formula)
+        one_call = OneCallLoss(tile, scale, 0.0, weight, None, backend, for_metrics=True)
+        small = PairedLoss(one_call, options, formula)
         return (small, tensors) if small.serves(*tensors) else None
     rest = options | {"reduction": reduction}
     numbers = scale, float(options["margin"]), float(label_smoothing)
@@ -87,63 +87,66 @@ def small_info_nce(
         partial(formula, **rest),
     )
     sides = [side for side in (anchors, candidates, own, references) if side is not None]
-    # The formula has no metrics. What it depends on is part of a signature (engine/prepared.py).
-    left = backend.leaves_further(*small.scores(*sides), anchors.device) and not watched()
-    small = small._replace(by_formula=left)
+    # The formula records no metrics. All conditions are part of a signature (engine/prepared.py).
+    by_formula = backend.leaves_further(*small.scores(*sides), anchors.device) and not in_metrics()
+    small = small._replace(by_formula=by_formula)
     return (small, sides) if small.serves(*sides) else None
 
 
 def _places(anchors):
-    """(N,) the columns of the positives, a row's own."""
+    """(N,) the column of each positive: column i for row i."""
     return torch.arange(anchors.shape[0], device=anchors.device)
 
 
 class PairedLoss(NamedTuple):
-    """The loss where tensors beside the rows have a say: a bias, then those of a guide.
+    """The loss as a function of the rows and of a bias, a guide or both.
 
-    whole: the loss with nothing in their places. formula: the specification, as of `info_nce`.
+    one_call: the loss with empty tensors in the places of bias and guide.
+    formula: the specification of `info_nce`. options: its options.
     """
 
-    whole: WholeLoss
+    one_call: OneCallLoss
     options: dict
     formula: Callable
 
     def serves(self, anchors, candidates, *_):
-        """Whether one call makes it, where sizes and settings are these."""
-        return self.whole.serves(anchors, None if candidates is anchors else candidates)
+        """Whether one call can compute the loss for these sizes and settings."""
+        return self.one_call.serves(anchors, None if candidates is anchors else candidates)
 
     def __call__(self, anchors, candidates, *tensors):
-        whole, tile = self.whole, self.whole.tile
+        one_call, tile = self.one_call, self.one_call.tile
         bias, guide, sides = tile.pairs.column_bias, tile.pairs.guide, None
         if bias is not None:
             check_constant("candidate_bias", tensors[0])
             bias = as_bias(tensors[0], anchors)
-            if not whole.backend.checks_bias:
+            if not one_call.backend.checks_bias:
                 check_bias_numbers("candidate_bias", bias)
         if guide is not None:
             sides = tuple(side.detach() for side in tensors[-2:])
             guide = replaced(guide, rows=sides[0], columns=sides[1])
 
         def losses(scores, scale, _):
-            given = self.options | {"temperature": 1 / scale, "reduction": "none"}
-            given |= {"candidate_bias": bias, "guide": sides}
-            return self.formula(scores, tile.pairs.positives, **given)
+            options = self.options | {"temperature": 1 / scale, "reduction": "none"}
+            options |= {"candidate_bias": bias, "guide": sides}
+            return self.formula(scores, tile.pairs.positives, **options)
 
         pairs = replaced(tile.pairs, column_bias=bias, guide=guide)
-        whole = whole._replace(tile=replaced(tile, pairs=pairs), formula=losses)
+        one_call = one_call._replace(tile=replaced(tile, pairs=pairs), formula=losses)
         try:
-            return whole(anchors, candidates)
+            return one_call(anchors, candidates)
         except RuntimeError:
             if bias is not None:
-                check_bias_numbers("candidate_bias", bias)  # which says the number
+                check_bias_numbers("candidate_bias", bias)  # its message names the number
             raise
 
 
 class FurtherLoss(NamedTuple):
-    """The loss of anchors and candidates, own negatives and references where it has them.
+    """The loss as a function of anchors and candidates, and own negatives and references if any.
 
-    numbers: scale, margin, label smoothing. weight: that of every row's loss, or None. formula:
-    (scores (N, M), more=(N, R) logits) -> the loss in plain torch; by_formula: it makes the loss.
+    numbers: scale, margin, label smoothing.
+    weight: the weight of each row's loss in the reduction; None for "none".
+    formula: (scores (N, M), more=(N, R) logits) -> the loss in plain torch.
+    by_formula: whether to use the formula instead of the backend.
     """
 
     directions: tuple
@@ -163,7 +166,7 @@ class FurtherLoss(NamedTuple):
         return anchors, candidates, own, more[-1].detach() if self.has_references else None
 
     def serves(self, *tensors):
-        """Whether one call or the formula makes it, where sizes and settings are these."""
+        """Whether one call, or the formula, can compute the loss for these sizes and settings."""
         if traced() or panels_alone():
             return False
         anchors = tensors[0]
@@ -171,7 +174,7 @@ class FurtherLoss(NamedTuple):
         return self.by_formula or self.backend.serves_further(*sizes)
 
     def scores(self, *tensors):
-        """(rows, columns) of those of all parts."""
+        """(rows, columns), the size of the score matrix of all parts side by side."""
         anchors, candidates, own, references = self.sides(*tensors)
         rows, columns = len(anchors), len(candidates)
         widths = {"query_to_query": rows, "doc_to_query": rows, "doc_to_doc": columns}
@@ -187,19 +190,19 @@ class FurtherLoss(NamedTuple):
             return _Further.apply(*sides, self)
         return self.value(sides, self.weight, (False,) * 3)[0]
 
-    def value(self, sides, weights, wants, *, measured=True):
-        """`Backend.further` of the sides; measured: whether `fastsim.metrics` sees the scores."""
-        totals = no_totals(sides[0].device) if measured and watched() else None
+    def value(self, sides, weights, needs_grad, *, for_metrics=True):
+        """`Backend.further` for the sides; for_metrics: whether `fastsim.metrics` records it."""
+        totals = empty_totals(sides[0].device) if for_metrics and in_metrics() else None
         directions = [name in self.directions for name in DIRECTIONS[1:]]
         cosine = self.similarity == "cosine"
-        given = self.numbers, cosine, weights, wants, totals
-        found = self.backend.further(sides, directions, *given)
+        options = self.numbers, cosine, weights, needs_grad, totals
+        loss_and_grads = self.backend.further(sides, directions, *options)
         if totals is not None:
             record_totals(totals)
-        return found
+        return loss_and_grads
 
     def in_plain_torch(self, anchors, candidates, own, references):
-        """The same by its specification."""
+        """The loss from its specification."""
         eager, scale = get("eager"), self.numbers[0]
         further, places = Further(self.directions, own, references), _places(anchors)
         scores = dense_scores(anchors, candidates, eager, self.similarity)
@@ -214,9 +217,9 @@ class _Further(torch.autograd.Function):
     @staticmethod
     def forward(ctx, anchors, candidates, own, references, small):
         sides, ctx.small = (anchors, candidates, own, references), small
-        # Of the losses of rows, the gradients from above are weights that are not known yet.
-        wants = ctx.needs_input_grad[:3] if small.weight is not None else (False,) * 3
-        loss, grads = small.value(sides, small.weight, wants)
+        # For reduction "none" the weights are dL/dlosses, which only the backward pass knows.
+        needs_grad = ctx.needs_input_grad[:3] if small.weight is not None else (False,) * 3
+        loss, grads = small.value(sides, small.weight, needs_grad)
         ctx.save_for_backward(*sides, *grads)
         return loss
 
@@ -226,15 +229,15 @@ class _Further(torch.autograd.Function):
     )
     def backward(ctx, saved, grad):
         sides, grads = saved[:4], saved[4:]
-        wants = ctx.needs_input_grad[:3]
+        needs_grad = ctx.needs_input_grad[:3]
         if ctx.small.weight is None:
             weights = grad.contiguous()
-            grads = ctx.small.value(sides, weights, wants, measured=False)[1]
+            grads = ctx.small.value(sides, weights, needs_grad, for_metrics=False)[1]
         else:
-            grads = (found if found is None else grad * found for found in grads)
+            grads = (one if one is None else grad * one for one in grads)
         pairs = zip(grads, sides, strict=False)
         return (
-            *(found if found is None else found.to(side.dtype) for found, side in pairs),
+            *(one if one is None else one.to(side.dtype) for one, side in pairs),
             None,
             None,
         )

@@ -1,6 +1,6 @@
 """Classification of sentence pairs, Sentence-BERT's classification objective.
 
-    L = cross entropy of W (u; v; |u - v|)
+    L_i = cross entropy of W (u_i; v_i; |u_i - v_i|) with label_i
 
 Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3, figure 1.
 """
@@ -22,13 +22,13 @@ from fastsim.reduce import as_float
 
 
 class SoftmaxClassification(torch.nn.Module):
-    """W (u; v; |u - v|) with cross entropy; W (num_labels, 3 dim) is learnt, without a bias.
+    """Cross entropy of W (u; v; |u - v|); W (num_labels, 3 dim) is learnt, without a bias.
 
-    For pairs with a class (entailment, contradiction, neither), as Sentence-BERT trained them.
+    For pairs with a class (entailment, contradiction, neither), as in Sentence-BERT.
 
     Args:
-        dim: width of the embeddings.
-        num_labels: classes; labels are 0 ... num_labels - 1.
+        dim: the width of the embeddings.
+        num_labels: the number of classes; labels are 0 to num_labels - 1.
         reduction: "mean", "sum" or "none".
 
     Raises:
@@ -49,7 +49,7 @@ class SoftmaxClassification(torch.nn.Module):
         self.classifier = torch.nn.Linear(3 * dim, num_labels, bias=False)
 
     def logits(self, u: Tensor, v: Tensor) -> Tensor:
-        """Class logits (N, num_labels) of paired rows u, v (N, dim), in the compute type."""
+        """The class logits (N, num_labels) of paired rows u, v (N, dim), in the compute type."""
         check_embeddings("u", u)
         check_embeddings("v", v)
         check_alike("v", v, "u", u, rows=True)
@@ -61,7 +61,7 @@ class SoftmaxClassification(torch.nn.Module):
             return torch.nn.functional.linear(features, self.classifier.weight.to(u.dtype))
 
     def forward(self, u: Tensor, v: Tensor, labels: Tensor) -> Tensor:
-        """The loss of paired rows u, v (N, dim) and integer labels (N,)."""
+        """Computes the loss of paired rows u, v (N, dim) with integer labels (N,)."""
         logits = self.logits(u, v)
         check_integers("labels", labels, u.shape[0], u.device)
         check_range("labels", labels, self.num_labels)

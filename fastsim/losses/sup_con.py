@@ -1,11 +1,11 @@
-"""SupCon: InfoNCE with every other member of the group as a positive.
+"""SupCon: InfoNCE with every other row of the group as a positive.
 
     L_i = log sum_{j != i} exp(z_ij) - mean_{p in group(i), p != i} z_ip,   z = s / temperature
 
 s is the cosine, or with similarity="dot" the dot product.
 
-Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out). With groups of
-two it is NT-Xent; `info_nce` is the case of one named positive.
+Source: Khosla et al. 2020, "Supervised Contrastive Learning", equation 2 (L_out). For groups of two
+it is NT-Xent; `info_nce` takes the index of one positive per row instead.
 """
 
 from functools import partial
@@ -46,14 +46,14 @@ def sup_con(
 
     Args:
         embeddings: (N, D).
-        groups: (N,) integers; equal ones are positives of each other.
-        references: (M, D), the rows that embeddings are compared with; by default the embeddings
-            themselves, without the pairs of a row with itself.
-        reference_groups: (M,) integers, together with references.
+        groups: (N,) integers; rows with equal numbers are positives of each other.
+        references: (M, D), the rows that embeddings are compared with; None: the embeddings
+            themselves, without the pair of a row with itself.
+        reference_groups: (M,) integers, the groups of the references.
         own_first: whether the first N references are the embeddings themselves; the pair of row i
             and reference i is then left out.
         temperature: a positive number or 0-d tensor, which may require a gradient.
-        similarity: what a score is: "cosine", or "dot" for the dot product without normalisation.
+        similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see
             `fastsim.distributed`.
@@ -61,11 +61,11 @@ def sup_con(
 
     Returns:
         A scalar, or (N,) for reduction "none". A row without a positive has loss 0 and does not
-        count in the mean, so a batch without any pair gives 0 with zero gradient.
+        count in the mean. A batch without a positive pair gives 0 with gradient 0.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
-        RuntimeError: for a backend that cannot serve them.
+        RuntimeError: for a backend that cannot compute it.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -121,7 +121,7 @@ def sup_con_from_scores(
     temperature: Scalar = 0.1,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The specification of `sup_con`: scores (N, M), the other parameters as there."""
+    """The specification of `sup_con` for scores (N, M), with the same other parameters."""
     check_number("temperature", temperature, positive=True)
     return grouped_from_scores(
         scores,
@@ -137,14 +137,14 @@ def sup_con_from_scores(
 def _losses(scores, pairs, temperature):
     rows, columns = scores.shape
     logits = scores / temperature
-    part = pair_mask(pairs, rows, columns, scores.device)
-    positive = dense_targets(pairs, rows, columns, logits.dtype, scores.device) * part
+    kept = pair_mask(pairs, rows, columns, scores.device)
+    positive = dense_targets(pairs, rows, columns, logits.dtype, scores.device) * kept
     count = positive.sum(1)
-    log_shares = logits.masked_fill(~part, below_every_score(logits)).log_softmax(1)
-    # Of a row without a positive it is 0, and NaN where a score is.
+    log_shares = logits.masked_fill(~kept, below_every_score(logits)).log_softmax(1)
+    # 0 for a row without a positive, NaN if a score is NaN.
     return -(log_shares * positive).sum(1) / count.clamp(min=1)
 
 
 def _count(pairs, backend):
-    """Rows with a positive: the others' losses are 0."""
+    """The number of rows with a positive."""
     return (positive_counts(pairs, backend) > 0).sum()

@@ -3,8 +3,8 @@
     L_i = relu(|a_i - p_i| - |a_i - n_i| + margin)
 
 Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3 (margin 1 there); Schroff et al.
-2015. At distance 0 the gradient of that distance is taken as 0, not NaN. It needs no scores of
-all pairs: `full_triplet` is the one that looks at the whole batch.
+2015. The gradient of a distance of 0 is 0, not NaN. The loss computes no scores of all pairs;
+`full_triplet` compares the whole batch.
 """
 
 from functools import partial
@@ -19,8 +19,8 @@ from fastsim.checks import check_alike, check_embeddings, check_number, check_re
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.operators import define, differentiable_again, traced
+from fastsim.precision import compute_dtype
 from fastsim.reduce import as_float, factor_of_sum, reduce
-from fastsim.scores import compute_dtype
 
 
 @once_per_signature
@@ -34,14 +34,14 @@ def triplet_margin(
 ) -> Tensor:
     """Euclidean triplet loss, row by row.
 
-    For triplets that were mined beforehand, as in Sentence-BERT. `info_nce` with hard negatives
-    also uses the other rows of the batch as negatives.
+    For triplets that are already mined, as in Sentence-BERT. `info_nce` with hard negatives also
+    uses the other rows of the batch as negatives.
 
     Formula and source: fastsim/losses/triplet_margin.py.
 
     Args:
         anchors, positives, negatives: (N, D) each.
-        margin: a number, how much closer the positive should be than the negative.
+        margin: a number, by how much the positive should be closer than the negative.
         reduction: "mean", "sum" or "none".
 
     Returns:
@@ -63,9 +63,9 @@ def triplet_margin(
     check_reduction(reduction)
     sides = anchors, positives, negatives
     chosen = pick(None, *sides, margin)
-    made = partial(_loss, margin=margin, reduction=reduction, backend=chosen)
-    loss = made(*sides)
-    note(sides, Prepared(made), loss)
+    loss_of = partial(_loss, margin=margin, reduction=reduction, backend=chosen)
+    loss = loss_of(*sides)
+    note(sides, Prepared(loss_of), loss)
     return loss
 
 
@@ -100,7 +100,7 @@ def _formula(anchors, positives, negatives, margin, reduction):
 
 
 def _reduced(anchors, positives, negatives, margin, reduction, backend):
-    """(both distances (N,), what the losses are reduced to)."""
+    """(both distances (N,), the reduced losses)."""
     sides = anchors, positives, negatives
     if not traced() and not isinstance(margin, Tensor):
         factor = factor_of_sum(reduction, len(anchors))
@@ -110,9 +110,9 @@ def _reduced(anchors, positives, negatives, margin, reduction, backend):
 
 
 class _TripletMargin(torch.autograd.Function):
-    """The loss in one function: the anchors' gradient is minus the sum of the other two.
+    """The whole loss as one function: its backward pass allocates only the three gradients.
 
-    So a backward pass makes the three gradients and no other N x D numbers.
+    The gradient of the anchors is minus the sum of the other two.
     """
 
     @staticmethod
@@ -126,29 +126,29 @@ class _TripletMargin(torch.autograd.Function):
 
     @staticmethod
     @differentiable_again(
-        lambda ctx, _, *given: _formula(
-            *given[:3], ctx.margin if given[3] is None else given[3], ctx.reduction
+        lambda ctx, _, *inputs: _formula(
+            *inputs[:3], ctx.margin if inputs[3] is None else inputs[3], ctx.reduction
         ),
         inputs=4,
     )
     def backward(ctx, saved, grad):
         *sides, learnt, near, far = saved
-        *wants, want_margin = ctx.needs_input_grad[:4]
+        *needs_grad, want_margin = ctx.needs_input_grad[:4]
         factor = factor_of_sum(ctx.reduction, len(near))
         if not traced() and learnt is None:
-            options = {"wants": wants, "margin": ctx.margin, "factor": factor}
+            options = {"needs_grad": needs_grad, "margin": ctx.margin, "factor": factor}
             grads = get(ctx.backend).triplet_losses_backward(grad, *sides, near, far, **options)
             return *grads, None, None, None
         grad = gap_gradients(grad, near, far, ctx.margin if learnt is None else learnt, factor)
         grads = [None] * 3
-        if any(wants):
-            found = _distances_backward(grad, *sides, near, far, list(wants), ctx.backend)
-            grads = [one if want else None for one, want in zip(found, wants, strict=True)]
-        of_margin = grad.sum().to(learnt.dtype) if want_margin else None
-        return *grads, of_margin, None, None
+        if any(needs_grad):
+            grads = _distances_backward(grad, *sides, near, far, list(needs_grad), ctx.backend)
+            grads = [one if need else None for one, need in zip(grads, needs_grad, strict=True)]
+        margin_grad = grad.sum().to(learnt.dtype) if want_margin else None
+        return *grads, margin_grad, None, None
 
 
-# ---- the registered operators; a gradient that is not wanted is empty ----
+# ---- the registered operators; a gradient that is not needed is empty ----
 
 
 def _forward(anchors, positives, negatives, backend):
@@ -162,14 +162,14 @@ def _fake(anchors, positives, negatives, backend):
     return near, far
 
 
-def _backward(grad, anchors, positives, negatives, near, far, wants, backend):
+def _backward(grad, anchors, positives, negatives, near, far, needs_grad, backend):
     sides = anchors, positives, negatives
-    grads = get(backend).triplet_distances_backward(grad, *sides, near, far, wants)
+    grads = get(backend).triplet_distances_backward(grad, *sides, near, far, needs_grad)
     return tuple(anchors.new_empty(0) if grad is None else grad for grad in grads)
 
 
-def _backward_fake(grad, anchors, positives, negatives, near, far, wants, backend):
-    return tuple(anchors.new_empty(anchors.shape if want else 0) for want in wants)
+def _backward_fake(grad, anchors, positives, negatives, near, far, needs_grad, backend):
+    return tuple(anchors.new_empty(anchors.shape if need else 0) for need in needs_grad)
 
 
 _SIDES = "Tensor anchors, Tensor positives, Tensor negatives"
@@ -178,7 +178,7 @@ _distances = define(
 )
 _distances_backward = define(
     "triplet_distances_backward",
-    f"(Tensor grad, {_SIDES}, Tensor near, Tensor far, bool[] wants, str backend)"
+    f"(Tensor grad, {_SIDES}, Tensor near, Tensor far, bool[] needs_grad, str backend)"
     " -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,

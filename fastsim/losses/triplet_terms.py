@@ -10,14 +10,16 @@ from fastsim.scores import paired, unit_rows
 
 
 def units(anchors, positives, backend):
-    """Unit rows of both, differentiable; where they are one, so are these."""
+    """The unit rows of both, differentiable; one tensor if both arguments are one tensor."""
     unit_x = unit_rows(anchors, backend)
     return unit_x, unit_x if positives is anchors else unit_rows(positives, backend)
 
 
 def terms_of_rows(unit_x, unit_y, indices, pairs, backend, first=0):
-    """Positive, mean negative and closest negative of each row, -inf where it has none.
+    """(scores of the positives, means of the negatives, closest negatives), (N,) each.
 
+    -inf if a row has no such negative.
+    indices: (N,) the columns of the closest negatives, -1 without one.
     first: the column of the first row's positive.
     """
     (positive, closest), sums = row_terms(unit_x, unit_y, indices, first, backend)
@@ -28,12 +30,12 @@ def terms_of_rows(unit_x, unit_y, indices, pairs, backend, first=0):
     return positive, mean, torch.where(indices >= 0, closest, -torch.inf)
 
 
-def terms_of_ring(anchors, positives, mining, pairs, batch, backend, seen):
-    """The same where the rank's own columns travel."""
+def terms_of_ring(anchors, positives, mining, pairs, batch, backend, row_metrics):
+    """`terms_of_rows` for a ring, in which the columns travel between ranks."""
     unit_x, unit_y = units(anchors, positives, backend)
     semi_hard = mining == "semi-hard"
-    given = anchors.detach(), positives.detach(), unit_x, unit_y
-    indices = ring_closest(*given, semi_hard, pairs, batch, backend, seen)
+    sides = anchors.detach(), positives.detach(), unit_x, unit_y
+    indices = ring_closest(*sides, semi_hard, pairs, batch, backend, row_metrics)
 
     def of_block(unit_x, unit_y, columns):
         within = indices - columns.start
@@ -52,27 +54,31 @@ def terms_of_ring(anchors, positives, mining, pairs, batch, backend, seen):
 
 
 def _mean(positive, sums, excluded, pairs, columns):
-    """The mean negative from the sum of all scores of the row and of those with its id."""
+    """(N,) the mean of each row's negatives.
+
+    sums: (N,) the sum of all scores of the row. excluded: () or (sum, number) of the scores with
+    columns of the row's id.
+    """
     sums = sums - positive
     counts = torch.full_like(positive, columns - 1)
     if excluded:
         scores, hits = excluded
-        # The positive has its own id among them when its column carries the row's id.
-        own = pairs.column_ids[pairs.positives] == pairs.row_ids
-        sums = sums - scores + torch.where(own, positive, 0.0)
-        counts = counts - hits + own
+        # If the positive has the row's id, it has been subtracted twice.
+        twice = pairs.column_ids[pairs.positives] == pairs.row_ids
+        sums = sums - scores + torch.where(twice, positive, 0.0)
+        counts = counts - hits + twice
     return torch.where(counts > 0, sums / counts.clamp(min=1), -torch.inf)
 
 
 def _excluded_scores(unit_x, unit_y, pairs):
-    """Per row, the sum of its scores with the columns of its id, and their number, both (N,)."""
+    """(sums of the scores with columns of the row's id, numbers of these columns), (N,) each."""
     sums, counts = _excluded_sums(unit_y, pairs)
     return paired(unit_x, sums), counts
 
 
 def _excluded_sums(unit_y, pairs):
-    """Per row, the sum of the columns with its id (N, D) and their number (N,)."""
-    # A sort and a search: torch.unique would wait for a GPU to tell it how many ids there are.
+    """For each row the sum (N, D) and the number (N,) of the columns with its id."""
+    # A sort and a search: torch.unique would wait for a GPU to learn the number of distinct ids.
     ids = pairs.column_ids.sort().values
     group = torch.searchsorted(ids, pairs.column_ids)
     sums = add_rows(torch.zeros_like(unit_y), group, unit_y)

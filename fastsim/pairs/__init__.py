@@ -1,7 +1,7 @@
-"""Which pairs are positive, negative or left out, without an N x M matrix unless it was given.
+"""Which pairs are positive, negative or left out, without an N x M matrix unless the user has one.
 
-A tile loss looks at the score of row i and column j and asks: does the pair take part, and what
-is its target? `Pairs` holds the answer in its smallest form; every backend decides it per tile.
+For the score of row i and column j a tile loss needs to know whether the pair takes part, and what
+its target is. `Pairs` holds the answers in their smallest form; backends expand it for each tile.
 """
 
 from fastsim.pairs.arguments import (

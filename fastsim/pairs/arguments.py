@@ -1,4 +1,6 @@
-"""What a user gives of pairs, checked and as `Pairs`: positives, ids, biases, targets, groups."""
+"""Checks the arguments that describe pairs (positives, ids, biases, targets, groups), and converts
+them to `Pairs`.
+"""
 
 import torch
 
@@ -15,13 +17,14 @@ from fastsim.checks import (
     check_tensor,
 )
 from fastsim.pairs.record import Pairs
+from fastsim.precision import compute_dtype
 from fastsim.records import replaced
 
 _NOTHING = Pairs()
 
 
 def as_ids(integers):
-    """Ids of rows or columns as the backends read them."""
+    """Ids of rows or columns in the form that the backends take."""
     return integers.to(torch.int64).contiguous()
 
 
@@ -45,7 +48,7 @@ def parse_exclude(exclude, rows, columns, device):
 
 
 def parse_bias(bias, columns, x):
-    """`candidate_bias` of a loss in the compute type of its embeddings x, or None."""
+    """The `candidate_bias` of a loss in the compute type of the embeddings x, or None."""
     check_bias("candidate_bias", bias, columns, x.device)
     return None if bias is None else as_bias(bias, x)
 
@@ -53,18 +56,18 @@ def parse_bias(bias, columns, x):
 def as_bias(bias, x):
     """A bias in the compute type of x."""
     if bias.dtype is x.dtype is torch.float32 and bias.is_contiguous():
-        return bias  # as nearly always: what follows takes longer than to look
-    return bias.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+        return bias  # the common case; this check is cheaper than the calls below
+    return bias.to(compute_dtype(x)).contiguous()
 
 
 def parse_targets(targets, rows, columns, device, *, skip="nothing"):
-    """A loss's `targets` argument as `Pairs`: a matrix, two group vectors, or None (diagonal)."""
+    """The `Pairs` of an argument `targets`: a matrix, two group vectors, or None (diagonal)."""
     if targets is None:
         groups = torch.arange(max(rows, columns), device=device)
         return Pairs(row_groups=groups[:rows], column_groups=groups[:columns], skip=skip)
     if not (isinstance(targets, torch.Tensor) and targets.dim() == 2):
-        wanted = "(row_groups, column_groups) or a matrix (N, M)"
-        row_groups, column_groups = _two("targets", targets, wanted)
+        what = "(row_groups, column_groups) or a matrix (N, M)"
+        row_groups, column_groups = _two("targets", targets, what)
         check_integers("targets[0]", row_groups, rows, device)
         check_integers("targets[1]", column_groups, columns, device)
         row_groups, column_groups = as_ids(row_groups), as_ids(column_groups)
@@ -83,7 +86,7 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
 
 
 def known_targets(targets, rows, columns, device):
-    """`parse_targets` of ones whose shapes, dtypes and devices are known to fit."""
+    """`parse_targets` for targets whose shapes, dtypes and devices have been checked."""
     if targets is None:
         return parse_targets(targets, rows, columns, device)
     if isinstance(targets, (tuple, list)):
@@ -102,15 +105,15 @@ def _check_asks_for_none(targets):
 
 
 def parse_groups(embeddings, groups, references, reference_groups, own_first, *, empty=False):
-    """Embeddings with groups against references with theirs, or against themselves, as `Pairs`.
+    """`Pairs` of embeddings against references, or without references against themselves.
 
-    Targets 1 for the same group, else 0. own_first: the first rows of the references are the
-    embeddings' own; row i leaves out column i, as it does where there are no references.
+    The target is 1 if the groups are equal, else 0. own_first: whether the first references are the
+    embeddings themselves. Then, and without references, pairs (i, i) are left out.
     """
     check_embeddings("embeddings", embeddings, empty=empty)
     if (references is None) != (reference_groups is None):
-        given = "reference_groups" if references is None else "references"
-        raise ValueError(f"references: wanted together with reference_groups, got {given} alone")
+        name = "reference_groups" if references is None else "references"
+        raise ValueError(f"references: wanted together with reference_groups, got {name} alone")
     columns = embeddings.shape[0]
     if references is not None:
         check_embeddings("references", references, empty=empty)
@@ -148,7 +151,7 @@ def _grouped(shape, groups, reference_groups, own_first, device):
 def _two(name, value, what):
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         if isinstance(value, torch.Tensor):
-            shown = f"shape {tuple(value.shape)}"  # its numbers would fill lines
+            shown = f"shape {tuple(value.shape)}"  # its values would take many lines
         else:
             shown = f"{value!r:.60}"
         raise TypeError(f"{name}: wanted {what}, got {type(value).__name__} of {shown}")

@@ -1,4 +1,4 @@
-"""Targets and pairs that take part as N x M matrices, for the dense specifications."""
+"""Targets and masks of pairs as N x M matrices, for the dense specifications."""
 
 import torch
 
@@ -7,7 +7,7 @@ from fastsim.ties import highest_equal, size_of_rows
 
 
 def dense_targets(pairs, rows, columns, dtype, device):
-    """The (N, M) target matrix of `pairs`, for the dense specifications."""
+    """The (N, M) target matrix of `pairs`."""
     if pairs.dense is not None:
         return pairs.dense.to(dtype)
     if pairs.row_groups is not None:
@@ -18,36 +18,37 @@ def dense_targets(pairs, rows, columns, dtype, device):
 
 
 def pair_mask(pairs, rows, columns, device):
-    """The (N, M) bool matrix of pairs that take part, for the dense specifications."""
+    """The (N, M) bool matrix of the pairs that take part."""
     index = torch.arange(max(rows, columns), device=device)
     row, column = index[:rows, None] + pairs.offset, index[None, :columns]
-    part = torch.ones(rows, columns, dtype=torch.bool, device=device)
+    mask = torch.ones(rows, columns, dtype=torch.bool, device=device)
     if pairs.skip == "diagonal":
-        part = row != column
+        mask = row != column
     elif pairs.skip == "lower":
-        part = column > row
+        mask = column > row
     if pairs.row_ids is not None:
         same = pairs.row_ids[:, None] == pairs.column_ids[None, :]
         if pairs.positives is not None:
             same = same & (column != pairs.positives[:, None])
-        part = part & ~same
+        mask = mask & ~same
     if pairs.guide is not None:
-        # In double precision, as the thresholds, which are found by another sum.
+        # In double precision, as the thresholds come from another order of summation.
         sides = (pairs.guide.rows, pairs.guide.columns)
-        rows_, columns_ = (torch.nn.functional.normalize(widened(side), dim=1) for side in sides)
-        guided = rows_ @ columns_.T
+        unit_rows, unit_columns = (
+            torch.nn.functional.normalize(widened(side), dim=1) for side in sides
+        )
+        cosines = unit_rows @ unit_columns.T
         thresholds = pairs.guide.thresholds[:, None]
-        above = guided.to(thresholds.dtype) > highest_equal(thresholds)
+        above = cosines.to(thresholds.dtype) > highest_equal(thresholds)
         if pairs.positives is not None:
             above = above & (column != pairs.positives[:, None])
-        part = part & ~above
-    return part
+        mask = mask & ~above
+    return mask
 
 
 def not_above(scores, positives, margin):
-    """The (N, M) bool matrix of scores that are not more than `margin` above the row's positive.
-
-    A NaN is not, so that it reaches the loss.
+    """The (N, M) bool matrix: False where a score exceeds that of the row's positive by more than
+    `margin`. A NaN is True, so that it reaches the loss.
     """
     scores = scores.detach()
     limits = scores.gather(1, positives[:, None]) + margin

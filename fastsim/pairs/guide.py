@@ -1,4 +1,4 @@
-"""Embeddings that decide which pairs are left out, and thresholds on scores that do."""
+"""Pairs left out by the scores of a guide model, or by thresholds on the scores themselves."""
 
 from dataclasses import dataclass, replace
 
@@ -7,13 +7,14 @@ import torch
 
 @dataclass(frozen=True)
 class Guide:
-    """Other embeddings that decide: out with (i, j) where their cosine is above thresholds[i].
+    """Embeddings of a guide model: pair (i, j) is left out if their cosine is above thresholds[i].
 
-    rows (N, E), columns (M, E): embeddings at the operators, their unit rows for a backend.
-    thresholds (N,) in the compute type, by the products that a backend makes the cosines by, so
-        that the copy of a pair ties with it. None, of a matrix that a backend serves in one call
-        (`Backend.whole`): what `margin` and `relative` come to with the cosines of the positives.
-    margin, relative: of a positive's cosine c the threshold is c - margin, or c - |c| margin.
+    rows (N, E), columns (M, E): embeddings for an operator, their unit rows for a backend.
+    thresholds: (N,) in the compute type, computed by the same products as the cosines, so that a
+        copy of a positive ties with it. None for `Backend.in_one_call`, which computes them from
+        the cosines of the positives.
+    margin, relative: for a positive with cosine c the threshold is c - margin, or with `relative`
+        c - |c| margin.
     """
 
     rows: torch.Tensor
@@ -28,18 +29,16 @@ class Guide:
 
 
 def with_thresholds(pairs, unit_x, unit_y, backend):
-    """Pairs with the `thresholds` of `exclude_above`: what of each row is out lies above them."""
+    """`pairs` with thresholds: the scores of the positives plus `exclude_above`."""
     if unit_x.shape[0]:
         thresholds = backend.positive_scores(pairs, unit_x, unit_y) + pairs.exclude_above
-    else:  # one rank of a group may have no rows
+    else:  # a rank of a group may have no rows
         thresholds = unit_x.new_empty(0)
     return replace(pairs, thresholds=thresholds)
 
 
 def with_unit_rows(pairs, backend):
-    """Pairs with the embeddings of the guide, and of the factors where cosines are meant, as rows
-    whose scores the backend makes.
-    """
+    """`pairs` with `Backend.scored_rows` for its guide, and for its factors if they use cosines."""
     guide, factors = pairs.guide, pairs.factors
     if guide is not None:
         rows, columns = _scored(guide.rows, guide.columns, backend)

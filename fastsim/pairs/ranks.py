@@ -1,4 +1,4 @@
-"""A rank's pairs with the columns, and the rows, of all ranks."""
+"""The pairs of one rank, extended to the columns, or the rows and columns, of all ranks."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from fastsim.pairs.arguments import parse_targets
 
 
 def parse_own_targets(targets, x, y, group, *, skip="nothing"):
-    """`parse_targets` of a rank's rows, before the ranks have met.
+    """`parse_targets` for the rows of a rank, before the ranks communicate.
 
-    A matrix has the columns of all ranks, whose number `fastsim.distributed.join` checks.
+    A target matrix has the columns of all ranks; `fastsim.distributed.join` checks their number.
     """
     columns = y.shape[0]
     if group is not None and isinstance(targets, torch.Tensor) and targets.dim() == 2:
@@ -19,29 +19,29 @@ def parse_own_targets(targets, x, y, group, *, skip="nothing"):
 
 
 def check_own_targets(targets, x, y, group):
-    """A rank's targets, as far as they can be checked before the ranks have met."""
+    """Checks the targets of a rank as far as possible before the ranks communicate."""
     if group is not None and targets is not None:
         parse_own_targets(targets, x, y, group)
 
 
 def global_positives(positives, batch):
-    """The rank's `parse_positives` among its own columns -> among the columns of all ranks."""
+    """`parse_positives` of the rank, from indices of its columns to those of all ranks."""
     return positives if batch.group is None else positives + batch.first_column
 
 
 def global_exclude(ids, batch):
-    """The rank's `parse_exclude` -> with the columns of all ranks."""
+    """`parse_exclude` of the rank, with the columns of all ranks."""
     row_ids, column_ids = ids
     return row_ids, batch.gather_columns(column_ids)
 
 
 def global_targets(targets, batch, device):
-    """A loss's `targets` of the rank's own rows and columns -> with the columns of all ranks."""
+    """The `targets` of the rank's rows and columns, with the columns of all ranks."""
     if batch.group is None:
         return targets
     rows, columns = batch.row_counts[batch.rank], batch.column_counts[batch.rank]
     if targets is None:
-        # Groups of a row and its column, which no two ranks have in common.
+        # One group for a row and its column; the groups of different ranks differ.
         groups = torch.arange(max(rows, columns), device=device) + (batch.rank << 40)
         targets = groups[:rows], groups[:columns]
     if isinstance(targets, torch.Tensor):
@@ -51,7 +51,7 @@ def global_targets(targets, batch, device):
 
 
 def global_groups(pairs, batch):
-    """`parse_groups` of the rank's own rows and columns -> with the columns of all ranks."""
+    """`parse_groups` of the rank's rows and columns, with the columns of all ranks."""
     if batch.group is None:
         return pairs
     groups = batch.gather_columns(pairs.column_groups)
@@ -59,7 +59,7 @@ def global_groups(pairs, batch):
 
 
 def gather_targets(targets, batch):
-    """What `global_targets` returned -> with the rows of all ranks too."""
+    """The result of `global_targets`, with the rows of all ranks too."""
     if isinstance(targets, tuple):
         return batch.gather_rows(targets[0]), targets[1]
     return batch.gather_rows(targets)

@@ -1,4 +1,4 @@
-"""`Pairs`: the target of each pair, and which pairs are left out."""
+"""`Pairs`: which pairs of a row and a column take part, and with which target."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -9,10 +9,11 @@ from fastsim.pairs.guide import Guide
 
 
 class Factors(NamedTuple):
-    """A target matrix as a product: t_ij = rows_i . columns_j, made where a panel wants it.
+    """A target matrix t_ij = rows_i . columns_j as its factors; each panel computes its own part.
 
-    rows (N, E), columns (M, E): in the compute type. cosine: of any dtype, and t_ij is the cosine;
-        embeddings at the operators, rows of `Backend.scored_rows` for a backend.
+    rows (N, E), columns (M, E): in the compute type.
+    cosine: whether t_ij is the cosine instead. The rows may then have any dtype; they are
+        embeddings for an operator, `Backend.scored_rows` of them for a backend.
     """
 
     rows: torch.Tensor
@@ -20,30 +21,31 @@ class Factors(NamedTuple):
     cosine: bool = False
 
     def of_columns(self, part):
-        """Those of a slice of the columns."""
+        """The factors of a slice of the columns."""
         return self._replace(columns=self.columns[part])
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The target of each pair and the pairs that take no part.
+    """The target of each pair (i, j), and the pairs that are left out.
 
-    At most one of `positives` alone, groups, `dense` or `factors` gives the target t_ij; without
-    any, a softmax is asked for its log-sum-exps alone:
-    positives: 1 at column positives[i], else 0.
-    groups: 1 where row_groups[i] == column_groups[j], else `negative_target`.
-    dense: dense[i, j], in its own dtype.
-    factors: the product of `Factors`, which has no matrix.
+    One of these four defines the target t_ij. Without any, a softmax returns its log-sum-exps.
+        positives: (N,) 1 if j == positives[i], else 0; without groups.
+        row_groups, column_groups: 1 if row_groups[i] == column_groups[j], else `negative_target`.
+        dense: (N, M) dense[i, j], in its own dtype.
+        factors: a matrix in two factors, see `Factors`.
 
-    Left out: `skip` "diagonal" (j == i) or "lower" (j <= i: each unordered pair once), where row
-    i counts as i + offset; pairs with row_ids[i] == column_ids[j] unless j == positives[i]; pairs
-    whose score is more than `exclude_above` over the positive's; and pairs that `guide` decides
-    against, unless j == positives[i].
+    A pair is left out
+        by skip: "diagonal" if j == i, "lower" if j <= i (each unordered pair once), where row i
+            counts as i + offset;
+        by row_ids, column_ids: if row_ids[i] == column_ids[j] and j != positives[i];
+        by exclude_above: if its score exceeds the score of the positive by more than that;
+        by guide: if the guide says so and j != positives[i].
 
-    column_bias: (M,) in the compute type, what is added to the logits of a column.
-    row_shift: (N,) in the compute type, what is taken from the scores of a row.
-    thresholds: (N,) in the compute type, what `exclude_above` comes to with the positives' scores
-        (`with_thresholds`): pairs of row i whose score is above thresholds[i] are out.
+    column_bias: (M,) in the compute type, added to the logits of a column.
+    row_shift: (N,) in the compute type, subtracted from the scores of a row.
+    thresholds: (N,) in the compute type, the scores of the positives plus `exclude_above`
+        (`with_thresholds`).
     distinct: whether it is known that no two rows have the same positive.
     sliced: whether the columns are a slice of all, so that a positive may lie outside.
     """
@@ -67,7 +69,7 @@ class Pairs:
     factors: Factors | None = None
 
     def tensors(self):
-        """What decides targets and parts by index, in the order that every kernel takes it."""
+        """The tensors over rows, columns and pairs, in the order that every kernel takes them."""
         return (
             self.positives,
             self.row_ids,
@@ -79,7 +81,7 @@ class Pairs:
 
     @property
     def one_positive(self):
-        """Whether each row's only target is its positive."""
+        """Whether the only target of each row is its one positive."""
         return self.positives is not None and self.row_groups is None and self.dense is None
 
     @property
@@ -90,21 +92,21 @@ class Pairs:
 
     @property
     def plain(self):
-        """Whether indices or a matrix tell every pair's part and target, some pair has one, and
-        scores are taken as they are.
+        """Whether there are targets, in indices or a matrix; no pair is left out because of a
+        score; no score is shifted; and rows count from 0.
         """
-        guided = self.guide is not None or self.exclude_above is not None
-        moved = self.column_bias is not None or self.row_shift is not None
-        made = self.factors is not None
-        return not (guided or moved or made or self.offset or self.untargeted)
+        by_score = self.guide is not None or self.exclude_above is not None
+        shifted = self.column_bias is not None or self.row_shift is not None
+        factored = self.factors is not None
+        return not (by_score or shifted or factored or self.offset or self.untargeted)
 
     @property
     def each_once(self):
-        """Whether the pairs with j <= i are out: blocks below the diagonal may be skipped."""
+        """Whether pairs with j <= i are left out, so that blocks below the diagonal may be, too."""
         return self.skip == "lower" and self.offset == 0
 
     def of_columns(self, columns):
-        """The pairs with a slice of the columns, which then count from 0."""
+        """The pairs with a slice of the columns, whose indices then start at 0."""
         positives, _, ids, _, groups, dense = self.block(slice(None), columns)
         return replace(
             self,
@@ -120,7 +122,7 @@ class Pairs:
         )
 
     def score_bias(self, columns, scale):
-        """(C,) what the bias of a slice of the columns adds to scores whose logits are scale s."""
+        """(C,) the bias of a slice of the columns in units of the score: bias / scale."""
         return self.column_bias[columns] / scale
 
     def block(self, rows, columns):
@@ -137,10 +139,7 @@ class Pairs:
 
 
 def part_of(values, part):
-    """values[part] of a slice; of all of them the values themselves, since to slice takes time.
-
-    None stays None.
-    """
+    """values[part], without the cost of slicing if the slice is everything. None stays None."""
     if values is None or part == slice(0, values.shape[0]):
         return values
     return values[part]

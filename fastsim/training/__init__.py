@@ -1,4 +1,4 @@
 """Training of encoders: data, batches, objectives, trainer, evaluation, pictures.
 
-Heavy packages (transformers, datasets, matplotlib) are imported by the modules that use them.
+The modules that use heavy packages (transformers, datasets, matplotlib) import them.
 """

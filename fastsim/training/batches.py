@@ -1,10 +1,10 @@
 """Full batches that keep equal texts apart, the same for the same seed and epoch.
 
-In-batch negatives take every other row's text for a negative, so a text should not be twice in a
-batch. Rows with repeated texts are dealt first, the others fill what is left. Every batch but the
-last is full and no row is left out. Where a text occurs more often than there are batches, some
-rows with it share a batch: `links.LinkedBatches` names them, and the loss leaves them out of each
-other's negatives.
+In-batch negatives are the texts of the other rows, so a batch should not hold a text twice. Rows
+with repeated texts are assigned to batches first, and the others fill the remaining places. Every
+batch but the last is full, and no row is left out. If a text occurs more often than there are
+batches, some rows with it share a batch: `links.LinkedBatches` marks them, and the loss excludes
+them from each other's negatives.
 """
 
 import math
@@ -13,21 +13,23 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from fastsim.training.dealing import Table
+from fastsim.training.assignment import Assignment
 
 
 class UniqueBatches:
-    """A batch sampler: lists of row numbers, equal texts apart.
+    """A batch sampler: lists of row numbers, with equal texts in different batches.
 
-    texts: (N, T) integers, equal where texts are; or for each row a sequence of hashable texts.
-    batch_size: rows per batch; there are ceil(N / batch_size), all full but one. share: whether
-    rows of equal texts may share a batch where there are too many for batches of their own. With
-    share=False they never do: full batches come first, and rows that fit in none of them are left
-    for small ones. groups: for each row its group; rows of a group then come together, up to
-    `together` of them, so that a batch holds positives. topics: for each row its topic; rows of a
-    topic come together, as many as a batch holds, so that a batch holds hard negatives (Hofstätter
-    et al. 2021, "Efficiently Teaching an Effective Dense Retriever with Balanced Topic Aware
-    Sampling"). `set_epoch` chooses the epoch; the number of batches is the same in all.
+    texts: (N, T) integers, equal for equal texts; or for each row a sequence of hashable texts.
+    batch_size: rows per batch; there are ceil(N / batch_size) batches, all full but one.
+    share: whether rows of equal texts may share a batch if there are more of them than batches.
+        With share=False they never do: full batches come first, and rows that fit in none of them
+        form small ones.
+    groups: the group of each row; up to `together` rows of a group are put into one batch, so that
+        it holds positives.
+    topics: the topic of each row; batches are filled with rows of one topic, so that they hold hard
+        negatives (Hofstätter et al. 2021, "Efficiently Teaching an Effective Dense Retriever with
+        Balanced Topic Aware Sampling").
+    `set_epoch` chooses the epoch; the number of batches is the same in all epochs.
     """
 
     drop_last = False
@@ -41,18 +43,19 @@ class UniqueBatches:
             raise ValueError(f"batch_size: wanted at least 1, got {batch_size}")
         self.numbers = _numbers(texts)
         self._repeated, uses = _repeats(self.numbers)
-        self._hard = (self._repeated >= 0).any(1)
-        others = np.append(uses - 1, 0)  # -1 is no text
+        self._has_repeated = (self._repeated >= 0).any(1)
+        others = np.append(uses - 1, 0)  # index -1 stands for no text
         self._clashes = others[self._repeated].sum(1)
-        self.most = int(uses.max(initial=1))
+        self.max_uses = int(uses.max(initial=1))
         self._rows = len(self.numbers)
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._groups, self._together, self._topics = groups, together, topics
-        self._share, self._base = share, None
+        self._share, self._first_epoch = share, None
         self._count = math.ceil(self._rows / batch_size)
-        if not share and self._hard.any():
-            self._base = self._deal(torch.Generator().manual_seed(seed * 1_000_003))
-            self._count = len(self._base)
+        if not share and self._has_repeated.any():
+            # The number of batches depends on chance: that of epoch 0 counts.
+            self._first_epoch = self._batches(torch.Generator().manual_seed(seed * 1_000_003))
+            self._count = len(self._first_epoch)
 
     def set_epoch(self, epoch):
         """Choose the epoch of the next iteration."""
@@ -63,36 +66,36 @@ class UniqueBatches:
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        batches = self._deal(generator)
+        batches = self._batches(generator)
         if len(batches) != self._count:
-            batches = self._base
+            batches = self._first_epoch
         order = torch.randperm(self._count, generator=generator).tolist()
         yield from (batches[i] for i in order)
 
-    def small(self):
-        """How many batches hold fewer rows than asked, the rest of the division aside."""
+    def small_count(self):
+        """How many more batches there are than ceil(N / batch_size): these are small."""
         return self._count - math.ceil(self._rows / self.batch_size)
 
-    # ---- dealing ----
+    # ---- assignment to batches ----
 
-    def _deal(self, generator):
+    def _batches(self, generator):
         order = torch.randperm(self._rows, generator=generator).numpy()
         chunks, free = self._chunks(order)
         shuffle = torch.randperm(len(chunks), generator=generator).tolist()
         chunks = [chunks[i] for i in shuffle]
-        # Hard ones first: with repeated texts, then those that need much room. Rows of one text
-        # follow each other, so that they go round the batches.
-        chunks.sort(key=self._hardness)
-        table = Table(self._rows, self.batch_size, self._texts_of, generator)
+        # Those with the most clashes first, then large ones. Rows of one text follow each other, so
+        # that they are spread over the batches.
+        chunks.sort(key=self._order_key)
+        assignment = Assignment(self._rows, self.batch_size, self._texts_of, generator)
         for chunk in chunks:
-            table.deal(chunk)
-        table.fill(free)
-        shared = table.separate()
+            assignment.add(chunk)
+        assignment.fill(free)
+        shared = assignment.separate()
         if self._share or not shared:
-            return table.batches()
+            return assignment.batches()
         return self._first_fit([row for chunk in chunks for row in chunk], free)
 
-    def _hardness(self, chunk):
+    def _order_key(self, chunk):
         clashes = max(self._clashes[row] for row in chunk)
         text = max((t for row in chunk for t in self._texts_of(row)), default=-1)
         return -clashes, -len(chunk), text if len(chunk) == 1 else -1
@@ -102,19 +105,19 @@ class UniqueBatches:
         return [text for text in self._repeated[row].tolist() if text >= 0]
 
     def _chunks(self, order):
-        """(rows that come together, rows that may go anywhere)."""
+        """(lists of rows that go into one batch, rows that may go anywhere)."""
         if self._topics is not None:
             rows = order.tolist()
-            if self._groups is not None:  # a group in one place within its topic
+            if self._groups is not None:  # the rows of a group side by side within their topic
                 rows = [row for group in _by(self._groups, rows) for row in group]
             return self._cut(_by(self._topics, rows), self.batch_size), []
         if self._groups is not None:
             return self._cut(_by(self._groups, order.tolist()), self._together), []
-        hard = self._hard[order]
-        return [[row] for row in order[hard].tolist()], order[~hard].tolist()
+        repeated = self._has_repeated[order]
+        return [[row] for row in order[repeated].tolist()], order[~repeated].tolist()
 
     def _cut(self, parts, most):
-        """Parts of up to `most` rows without a text twice."""
+        """The parts cut into chunks of up to `most` rows that hold no text twice."""
         chunks = []
         for rows in parts:
             chunk, texts = [], set()
@@ -127,11 +130,11 @@ class UniqueBatches:
             chunks.append(chunk)
         return chunks
 
-    def _first_fit(self, hard, free):
-        """Batches without a text twice: the first are full, the last hold what fits nowhere."""
+    def _first_fit(self, repeated, free):
+        """Batches that hold no text twice: each row goes into the first batch that it fits in."""
         batches, holds, first = [], [], 0
-        after = defaultdict(int)  # text -> every batch before this one holds it or is full
-        for row in hard + free:
+        after = defaultdict(int)  # text -> all batches before this one hold it or are full
+        for row in repeated + free:
             texts = self._texts_of(row)
             place = max([first, *(after[text] for text in texts)])
             while place < len(batches) and (
@@ -152,7 +155,7 @@ class UniqueBatches:
 
 
 def _numbers(texts):
-    """(N, T) integers, equal where texts are; a row of fewer texts repeats its first."""
+    """(N, T) integers, equal for equal texts; a row of fewer texts repeats its first."""
     if isinstance(texts, np.ndarray):
         return texts
     known, width = {}, max(map(len, texts))
@@ -161,12 +164,12 @@ def _numbers(texts):
 
 
 def _repeats(numbers):
-    """(N, T) numbers of the texts that several rows hold, else -1; uses of the most frequent."""
-    first = np.ones(numbers.shape, dtype=bool)  # a text twice in one row counts once
+    """((N, T) indices of the texts that several rows hold, else -1; how many rows hold each)."""
+    first = np.ones(numbers.shape, dtype=bool)  # a text that is twice in a row counts once
     for column in range(1, numbers.shape[1]):
         first[:, column] = (numbers[:, :column] != numbers[:, column : column + 1]).all(1)
-    given = np.sort(numbers[first])
-    values, uses = np.unique(given[1:][given[1:] == given[:-1]], return_counts=True)
+    ordered = np.sort(numbers[first])
+    values, uses = np.unique(ordered[1:][ordered[1:] == ordered[:-1]], return_counts=True)
     if not len(values):
         return np.full(numbers.shape, -1, dtype=np.int32), np.ones(0, dtype=np.int64)
     places = np.searchsorted(values, numbers).astype(np.int32)
@@ -184,12 +187,12 @@ def _by(keys, rows):
 
 
 class SharedBatches:
-    """One process's share of every batch, so that all of them together take the batch of one.
+    """One process's share of every batch; all processes together take the batches of one process.
 
-    batches: a batch sampler that is the same in all processes. A batch of fewer rows than
-    processes leaves some without a row: they get a `StandIn`, or with whole=True every process gets
-    the whole batch. That is for losses that look at no other row: the mean over the processes of
-    one mean is this mean.
+    batches: a batch sampler that is the same in all processes. If a batch has fewer rows than there
+    are processes, those without a row get a `StandIn`, or with whole=True every process gets the
+    whole batch. The latter is for losses that use no other row: the average of equal means over the
+    processes is that mean.
     """
 
     drop_last = False
@@ -200,8 +203,8 @@ class SharedBatches:
 
     def set_epoch(self, epoch):
         """Choose the epoch of the next iteration."""
-        chooses = hasattr(self.batches, "set_epoch")
-        (self.batches if chooses else self.batches.sampler).set_epoch(epoch)
+        has_epochs = hasattr(self.batches, "set_epoch")
+        (self.batches if has_epochs else self.batches.sampler).set_epoch(epoch)
 
     def __len__(self):
         return len(self.batches)
@@ -216,14 +219,14 @@ class SharedBatches:
 
 
 class StandIn(list):
-    """A row of another process in place of none, since an encoder takes at least one.
+    """A row of another process, for a process without rows: an encoder takes at least one.
 
-    Its embedding is cut off before the loss, to which this process then gives no row.
+    Its embedding is removed before the loss, which gets no row from this process.
     """
 
 
 class SharedRows(torch.utils.data.Dataset):
-    """The rows of a data set asked for by `SharedBatches`; that of a `StandIn` says so."""
+    """The rows of a data set for `SharedBatches`; the row of a `StandIn` is marked `stands_in`."""
 
     def __init__(self, dataset):
         self.dataset = dataset

@@ -1,4 +1,4 @@
-"""Where a run begins: anew, or at the checkpoint of one that was asked for the same."""
+"""Where a run begins: from the start, or at a checkpoint of a run with the same options."""
 
 import json
 
@@ -9,25 +9,26 @@ from fastsim.training.options import FREE, GROWING, OF_EVALUATION
 
 
 def where_to_begin(options, task, checkpoints, process, say):
-    """(what is known of the untrained model, the checkpoint to go on from or None).
+    """(the state of the run, the checkpoint to continue from or None).
 
-    process: accelerate's `PartialState`. All processes read and evaluate, so that none waits for
-    another longer than a group allows; the main one writes.
+    The state holds the options and what the untrained model gave. process: accelerate's
+    `PartialState`. All processes read and evaluate, so that none waits longer than the timeout of
+    the group; the main process writes.
     """
     from accelerate.utils import broadcast_object_list
 
-    asked, checkpoint, passed = check(options, checkpoints, process.num_processes)
+    asked, checkpoint, skipped = check(options, checkpoints, process.num_processes)
     state = {"before": None} if checkpoint is None else saved.read_run(checkpoints)
     if checkpoint is None or (state["before"] is None and task.eval is not None):
-        state |= _untrained(task)  # a checkpoint is not loaded yet
+        state |= _untrained(task)  # no checkpoint has been loaded yet
     state |= {"asked": asked}
-    if passed:
-        say(f"{passed[0]}; going on from {checkpoint.name}")
-    process.wait_for_everyone()  # all have looked at what the main one may now remove
+    if skipped:
+        say(f"{skipped[0]}; continuing from {checkpoint.name}")
+    process.wait_for_everyone()  # all have read what the main process may now remove
     if process.is_main_process:
         if checkpoint is None:
-            # Options, data, model, loss and schedule are checked: what they are refused for leaves
-            # an earlier run's checkpoints there. A run that fails later has removed them.
+            # Options, data, model, loss and schedule have been checked by now, so that a run that
+            # they refuse removes no checkpoints of an earlier run.
             saved.remove_run(checkpoints)
         else:
             saved.remove_unusable(checkpoints, checkpoint)
@@ -37,10 +38,11 @@ def where_to_begin(options, task, checkpoints, process, say):
 
 
 def check(options, checkpoints, processes):
-    """(what the run is asked, the checkpoint to go on from or None, why a newer one is not used).
+    """(the options and data of the run, the checkpoint to continue from or None, why newer ones
+    are not used).
 
-    Refuses what cannot begin; nothing is written. The file of a run that ended before its first
-    checkpoint is no hindrance.
+    Raises if the run cannot begin, and writes nothing. A run that ended before its first checkpoint
+    does not prevent a new one.
     """
     asked = check_options(options, checkpoints, processes)
     data = {
@@ -49,17 +51,17 @@ def check(options, checkpoints, processes):
     }
     if not options.resume:
         return asked | data, None, []
-    checkpoint, passed = saved.newest_whole(checkpoints)
+    checkpoint, skipped = saved.newest_complete(checkpoints)
     if checkpoint is None:
-        raise _no_checkpoint(checkpoints, *passed[:1])
+        raise _no_checkpoint(checkpoints, *skipped[:1])
     _check_same(data, saved.read_run(checkpoints)["asked"])
-    return asked | data, checkpoint, passed
+    return asked | data, checkpoint, skipped
 
 
 def check_options(options, checkpoints, processes):
-    """What the run is asked, but for its data: the part of `check` that reads no large file."""
+    """The options of the run, without its data: the part of `check` that reads no large file."""
     asked = {key: value for key, value in options.as_written().items() if key not in FREE}
-    asked["processes"] = processes  # each has its share of a batch, and its random numbers
+    asked["processes"] = processes  # each has its share of a batch and its own random numbers
     written = saved.written(checkpoints)
     if options.resume:
         if not written:
@@ -70,7 +72,7 @@ def check_options(options, checkpoints, processes):
     elif written and not options.overwrite:
         raise OutputError(
             f"output: {str(checkpoints)!r} holds checkpoints of an earlier run;"
-            " --resume continues it, --overwrite starts afresh"
+            " --resume continues it, --overwrite starts again"
         )
     return asked
 
@@ -81,12 +83,12 @@ def _no_checkpoint(checkpoints, *reasons):
 
 
 def _check_same(asked, asked_before):
-    evaluated = asked_before.get("eval_data") is not None
+    had_evaluation = asked_before.get("eval_data") is not None
     for key, value in asked.items():
         was = asked_before.get(key)
         longer = key in GROWING and was is not None and value is not None and value > was
-        evaluated_now = key in OF_EVALUATION and was is None and not evaluated
-        if value != was and not longer and not evaluated_now:
+        adds_evaluation = key in OF_EVALUATION and was is None and not had_evaluation
+        if value != was and not longer and not adds_evaluation:
             raise ValueError(f"resume: {key}: {_difference(key, value, was)}")
 
 
@@ -96,7 +98,7 @@ def _difference(key, value, was):
         got = "none" if value is None else "data of other content"
         return f"wanted the data of this run (--{name}), got {got}"
     if was is None:
-        return f"wanted it left out, as in this run, got {value!r}"
+        return f"wanted none, as in this run, got {value!r}"
     least = f"{was} or more" if key in GROWING else repr(was)
     got = "none" if value is None else repr(value)
     return f"wanted {least}, as in this run, got {got}"
@@ -108,9 +110,9 @@ def _fingerprints(paths):
 
 
 def _untrained(task):
-    """What the metrics and the pictures at the end are compared with, of the same rows.
+    """What the untrained model gives, for comparison at the end.
 
-    `before`: the metrics, None without data to evaluate on. The rest: `Task.sample`.
+    `before`: the metrics, None without evaluation data. The rest: `Task.sample`.
     """
     return {"before": None if task.eval is None else task.evaluate(), **task.sample()}
 

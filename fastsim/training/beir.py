@@ -16,7 +16,7 @@ from fastsim.training.rows import check_file, delimited_rows, named_rows, sound
 from fastsim.training.similarity import as_cosines, similarity_of
 from fastsim.training.values import checked_text
 
-_QUERIES = 1024  # searched at once
+_QUERIES = 1024  # searched at a time
 
 
 def read_beir(folder, split="test"):
@@ -34,16 +34,16 @@ def read_beir(folder, split="test"):
         except (ValueError, IndexError) as error:
             hint = "; a header ends in score" if where == "line 1" else ""
             raise DataError(
-                f"{file}, {where}: wanted query-id, corpus-id and a whole number, the score, got"
+                f"{file}, {where}: wanted query-id, corpus-id and an integer score, got"
                 f" {', '.join(row)!r:.80}{hint}"
             ) from error
         for name, ids, key in (("queries", queries, query), ("corpus", corpus, document)):
             if key not in ids:
                 raise DataError(f"{file}, {where}: {key!r} is not in {name}.jsonl")
-        known = grades[query].setdefault(document, grade)
-        if known != grade:
+        earlier = grades[query].setdefault(document, grade)
+        if earlier != grade:
             raise DataError(
-                f"{file}, {where}: {document!r} is judged {known} and {grade} for {query!r}"
+                f"{file}, {where}: {document!r} is judged {earlier} and {grade} for {query!r}"
             )
     judged = {query: marks for query, marks in grades.items() if max(marks.values()) > 0}
     if not judged:
@@ -52,21 +52,24 @@ def read_beir(folder, split="test"):
 
 
 def _texts(path, fields, may_be_empty=False):
-    """{id: the texts of the fields as one}. may_be_empty: as documents of BEIR's own FiQA are."""
-    found = {}
+    """{id: the texts of the fields, joined}. may_be_empty: as some documents of FiQA in BEIR."""
+    texts = {}
     for where, row in sound(named_rows(check_file(path), "jsonl")):
         parts = [
             checked_text(row[field], field, path, where)
             for field in fields
             if not _is_empty(row.get(field))
         ]
-        empty = may_be_empty and isinstance(row.get(fields[-1]), str)  # a wrong name is no text
+        empty = may_be_empty and isinstance(row.get(fields[-1]), str)  # the field has to exist
         if "_id" not in row or not (parts or empty):
-            raise DataError(f"{path}, {where}: wanted _id and {fields[-1]}")
-        if str(row["_id"]) in found:
+            names = ", ".join(map(str, row))
+            raise DataError(
+                f"{path}, {where}: wanted _id and {fields[-1]}, got {names or 'nothing'}"
+            )
+        if str(row["_id"]) in texts:
             raise DataError(f"{path}, {where}: the _id {row['_id']!r} is there twice")
-        found[str(row["_id"])] = " ".join(parts).strip()
-    return found
+        texts[str(row["_id"])] = " ".join(parts).strip()
+    return texts
 
 
 def _is_empty(value):
@@ -74,26 +77,27 @@ def _is_empty(value):
 
 
 def evaluate_retrieval(encoder, folder, *, split="test", depth=100, batch_size=32):
-    """nDCG@10, MRR@10 and recall@10, @depth of an encoder's search, the mean over the queries.
+    """nDCG@10, MRR@10, recall@10 and recall@depth of an encoder's search, averaged over queries.
 
-    A document with the id of a query is no answer to it. Documents and queries are encoded with
-    the encoder's prompts for them, and compared by its own similarity, cosine or dot; ModelError
-    where it is another.
+    A document with the id of a query is left out of its results. Documents and queries are encoded
+    with the encoder's prompts for them, and compared by its own similarity, cosine or dot;
+    ModelError for any other.
     """
     similarity = similarity_of(encoder)
     corpus, queries, grades = read_beir(folder, split)
-    documents, asked = list(corpus), list(grades)
-    vectors = encoder.encode_document(list(corpus.values()), batch_size=batch_size)
-    questions = encoder.encode_query([queries[query] for query in asked], batch_size=batch_size)
-    check_vectors(vectors)
+    document_ids, query_ids = list(corpus), list(grades)
+    documents = encoder.encode_document(list(corpus.values()), batch_size=batch_size)
+    questions = encoder.encode_query([queries[query] for query in query_ids], batch_size=batch_size)
+    check_vectors(documents)
     check_vectors(questions)
-    questions, vectors, _ = as_cosines(questions, vectors, similarity)
+    questions, documents, _ = as_cosines(questions, documents, similarity)
     runs = {}
-    for start in range(0, len(asked), _QUERIES):
+    for start in range(0, len(query_ids), _QUERIES):
         part = slice(start, start + _QUERIES)
-        _, found = top_k(questions[part], vectors, min(depth + 1, len(documents)))
-        for query, rows in zip(asked[part], found.tolist(), strict=True):
-            runs[query] = [documents[row] for row in rows if documents[row] != query][:depth]
+        _, nearest = top_k(questions[part], documents, min(depth + 1, len(document_ids)))
+        for query, rows in zip(query_ids[part], nearest.tolist(), strict=True):
+            ids = (document_ids[row] for row in rows)
+            runs[query] = [document for document in ids if document != query][:depth]
     return ranking_metrics(runs, grades, depth)
 
 
@@ -108,9 +112,9 @@ def ranking_metrics(runs, grades, depth=100):
         sums["ndcg@10"] += _dcg(gains[:10]) / ideal
         first = next((place for place, gain in enumerate(gains[:10], start=1) if gain > 0), None)
         sums["mrr@10"] += 1 / first if first else 0.0
-        wanted = sum(grade > 0 for grade in marks.values())
+        relevant = sum(grade > 0 for grade in marks.values())
         for k in depths:
-            sums[f"recall@{k}"] += sum(gain > 0 for gain in gains[:k]) / wanted
+            sums[f"recall@{k}"] += sum(gain > 0 for gain in gains[:k]) / relevant
     return {name: value / len(grades) for name, value in sums.items()}
 
 

@@ -1,7 +1,7 @@
-"""CSV and TSV files read by Arrow in blocks of whole rows: ten times as fast as row by row.
+"""CSV and TSV files read by Arrow in blocks of rows: ten times as fast as row by row.
 
-Only what is certain to be read as `fastsim.training.rows` reads it is read here. The rest is left
-to the row reader, which knows line numbers and says what is wrong.
+A block is read here only if Arrow is certain to read it like `fastsim.training.rows`. The rest of
+the file is left to that row reader, which knows line numbers and reports what is wrong.
 """
 
 import numpy as np
@@ -9,21 +9,22 @@ import numpy as np
 from fastsim.training.rows import UNPACKING, dialect, open_bytes
 
 _BLOCK = 8 << 20  # bytes
-_LONGEST = 8 * _BLOCK  # of a row; a longer one is left to the row reader
+_LONGEST = 8 * _BLOCK  # bytes of a row; a longer one is left to the row reader
 _BOM = b"\xef\xbb\xbf"
 _QUOTE, _LINE, _RETURN = b'"\n\r'
 
 
 class _NotPlain(Exception):  # noqa: N818 - no error: the row reader goes on
-    """A block that the row reader may read otherwise."""
+    """A block that the row reader may read differently."""
 
 
 def delimited_tables(path, kind, delimiter, width, places, *, skip=0):
-    """Arrow tables of the rows of a file, all but the first `skip`.
+    """Arrow tables of the rows of a file, except the first `skip` rows.
 
-    width: how many fields a row has; places: those wanted, columns of text named by their place,
-    from "0" on. The last item is None where the rest of the file is not plain: not UTF-8, rows
-    of another width, quotes within a field, returns without a line feed, a row of many megabytes.
+    width: number of fields of a row. places: the fields to read, as columns of text that are named
+    by their place ("0" for the first). If the rest of the file is not plain, the last item is None:
+    bytes that are not UTF-8, rows of another width, quotes within a field, carriage returns without
+    a line feed, a row of many megabytes.
     """
     mark = dialect(kind, delimiter)["delimiter"]
     quotes = kind != "tsv"
@@ -41,7 +42,7 @@ def delimited_tables(path, kind, delimiter, width, places, *, skip=0):
 
 
 def _blocks(path, mark, quotes):
-    """The bytes of a file in blocks that end with a row."""
+    """The bytes of a file, in blocks that end at the end of a row."""
     with open_bytes(path) as handle:
         rest = handle.read(len(_BOM)).removeprefix(_BOM)
         while True:
@@ -58,25 +59,26 @@ def _blocks(path, mark, quotes):
 
 
 def _end_of_rows(block, mark, quotes, last):
-    """Where the last whole row of a block ends, quotes taken into account.
+    """Where the last complete row of a block ends; a quoted field may contain line feeds.
 
-    Quotes are plain where they open a field, close it, or stand doubled within it.
+    Raises `_NotPlain` unless every quote opens a field, closes it, or is doubled within it.
     """
     if not (quotes and b'"' in block):
         return len(block) if last else block.rfind(b"\n") + 1
-    given = np.frombuffer(block, dtype=np.uint8)
-    quoted = np.flatnonzero(given == _QUOTE)
+    data = np.frombuffer(block, dtype=np.uint8)
+    quotes_at = np.flatnonzero(data == _QUOTE)
     if last:
         end = len(block)
     else:
-        lines = np.flatnonzero(given == _LINE)
-        outside = lines[np.searchsorted(quoted, lines) % 2 == 0]
+        lines = np.flatnonzero(data == _LINE)
+        outside = lines[np.searchsorted(quotes_at, lines) % 2 == 0]
         end = int(outside[-1]) + 1 if len(outside) else 0
-    quoted = quoted[quoted < end]
-    if len(quoted) % 2:
+    quotes_at = quotes_at[quotes_at < end]
+    if len(quotes_at) % 2:
         raise _NotPlain
     around = np.frombuffer(b"\n" + block[:end] + b"\n", dtype=np.uint8)
-    neighbours = around[np.concatenate((quoted[::2], quoted[1::2] + 2))]  # before, and after
+    # The bytes before opening quotes and after closing ones.
+    neighbours = around[np.concatenate((quotes_at[::2], quotes_at[1::2] + 2))]
     if not np.isin(neighbours, [mark, _LINE, _RETURN, _QUOTE]).all():
         raise _NotPlain
     return end
@@ -87,10 +89,10 @@ def _table(block, mark, quotes, width, places):
     from pyarrow import csv
 
     returns = b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
-    if returns or block.startswith(_BOM):  # which Arrow would take away
+    if returns or block.startswith(_BOM):  # a byte order mark, which Arrow would remove
         raise _NotPlain
-    block.decode()  # all of it: the row reader would find a fault in any column
-    wanted = [str(place) for place in places]
+    block.decode()  # the whole block, since the row reader finds faults in every column
+    names = [str(place) for place in places]
     try:
         return csv.read_csv(
             pyarrow.BufferReader(block),
@@ -103,8 +105,8 @@ def _table(block, mark, quotes, width, places):
                 delimiter=mark, quote_char='"' if quotes else False, newlines_in_values=quotes
             ),
             convert_options=csv.ConvertOptions(
-                include_columns=wanted,
-                column_types=dict.fromkeys(wanted, pyarrow.string()),
+                include_columns=names,
+                column_types=dict.fromkeys(names, pyarrow.string()),
                 check_utf8=False,
             ),
         )

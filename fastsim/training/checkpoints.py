@@ -1,4 +1,4 @@
-"""Checkpoints of a run: where they are, whether they are whole, and what the run was asked."""
+"""Checkpoints of a run: where they are, whether they are complete, and the options of the run."""
 
 import contextlib
 import json
@@ -16,14 +16,14 @@ _BEGUN = ".fastsim-checkpoint-"
 
 
 def checkpoint_folder(output, chosen=None):
-    """Where the checkpoints of a run into `output` are: the folder chosen, else beside the output.
+    """The folder of the checkpoints of a run into `output`: `chosen`, else next to the output.
 
-    Where the output is a mount point, or nothing can be written beside it, they are in its folder
-    `checkpoints`: what survives the machine is then the output alone.
+    If the output is a mount point, or nothing can be written next to it, it is `checkpoints` inside
+    the output: only the output may then outlive the machine.
     """
-    asked, output = output, Path(os.path.realpath(output))
+    name, output = output, Path(os.path.realpath(output))
     if not output.name:
-        raise OutputError(f"output: wanted a folder other than the root, got {str(asked)!r}")
+        raise OutputError(f"output: wanted a folder other than the root, got {str(name)!r}")
     if chosen is not None:
         return Path(os.path.abspath(chosen))
     beside, inside = output.with_name(f"{output.name}-checkpoints"), output / "checkpoints"
@@ -43,21 +43,21 @@ def _read_only(folder):
 
 @contextlib.contextmanager
 def claimed(checkpoints, output):
-    """While this lasts no other run can begin in the folder of the checkpoints or of the output.
+    """A context in which no other run can begin in these folders.
 
-    Two runs in one folder would resume from each other's checkpoints, choose them as best, and
-    remove them; into one output they would put one model in the place of the other. `OutputError`
-    where another run is there, or nothing can be written.
+    Two runs with one folder of checkpoints would resume from, select and remove each other's; with
+    one output they would overwrite each other's model. `OutputError` if another run has claimed a
+    folder, or if nothing can be written.
     """
     checkpoints, output = (Path(os.path.realpath(folder)) for folder in (checkpoints, output))
-    written(checkpoints)  # nothing is put into a folder that is refused
+    written(checkpoints)  # refuses the folder before a lock is put into it
     with contextlib.ExitStack() as locks:
-        if checkpoints.is_dir() and any(checkpoints.iterdir()):  # an empty one is the user's
+        if _listed(checkpoints):  # an empty one was made by the user
             locks.callback(_remove_empty, checkpoints)
         for folder, name in {checkpoints: "checkpoints", output: "output"}.items():
             refusal = (
-                f"{name}: another run is writing to {str(folder)!r}; wait for its end, or choose"
-                " another folder"
+                f"{name}: another run is writing to {str(folder)!r}; wait for it to finish, or"
+                " choose another folder"
             )
             try:
                 locks.enter_context(locked(folder, _LOCK, refusal=refusal))
@@ -77,12 +77,12 @@ def _remove_empty(folder):
 
 
 def begin(folder):
-    """Make the folder of a checkpoint, which is never there without the mark that it is ours."""
+    """Make the folder of a checkpoint together with its manifest, the mark that it is ours."""
     folder = Path(folder)
-    made = folder.with_name(unused_name(_BEGUN))
-    made.mkdir(parents=True)
-    write_whole(made / MANIFEST, json.dumps(None))
-    os.rename(made, folder)
+    temporary = folder.with_name(unused_name(_BEGUN))
+    temporary.mkdir(parents=True)
+    write_whole(temporary / MANIFEST, json.dumps(None))
+    os.rename(temporary, folder)
 
 
 def seal(folder):
@@ -97,9 +97,10 @@ def seal(folder):
 
 
 def damage(folder):
-    """Why a checkpoint cannot be used, or None where every file of its manifest is as written.
+    """Why a checkpoint cannot be used, or None if every file in its manifest is as it was written.
 
-    `OutputError` where a file cannot be read just now: what is damaged may be removed.
+    `OutputError` if a file cannot be read at the moment, which is no damage: damaged checkpoints
+    may be removed.
     """
     try:
         return _damage(Path(folder))
@@ -113,29 +114,37 @@ def _damage(folder):
     except (FileNotFoundError, ValueError):
         return f"{MANIFEST} is damaged"
     if about is None:
-        return "it was cut off while it was written"
-    for name, wanted in about.items():
+        return "it was interrupted while it was written"
+    for name, expected in about.items():
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != wanted["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {wanted['bytes']}"
-        if fingerprint(file) != wanted["sha256"]:
-            return f"{name} is not what was written"
+        if file.stat().st_size != expected["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}"
+        if fingerprint(file) != expected["sha256"]:
+            return f"{name} has changed since it was written"
     return None
 
 
-# ---- all of a run ----
+# ---- all checkpoints of a run ----
+
+
+def _listed(folder):
+    """What is in a folder, nothing where there is none: a run that ends removes its own."""
+    try:
+        return list(Path(folder).iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _step_in(name):
     """The step in the name of a checkpoint, or None."""
-    step = name.removeprefix("checkpoint-")
-    return int(step) if step.isascii() and step.isdigit() else None
+    start, _, step = name.partition("checkpoint-")
+    return int(step) if not start and step.isascii() and step.isdigit() else None
 
 
 def check_ours(path):
-    """`OutputError` where a folder with the name of a checkpoint is not ours."""
+    """`OutputError` if a folder with the name of a checkpoint is not ours."""
     if path.is_dir() and (_step_in(path.name) is None or not (path / MANIFEST).is_file()):
         raise OutputError(
             f"checkpoints: {str(path)!r} is not a checkpoint of fastsim; move it, or choose"
@@ -144,51 +153,52 @@ def check_ours(path):
 
 
 def written(checkpoints):
-    """The checkpoints of a run in its folder, whole or not, the newest first.
+    """The checkpoints in the folder of a run, complete or not, the newest first.
 
-    `OutputError` where that is a file, or a folder of such a name is not ours: a checkpoint may
-    want its place.
+    `OutputError` if that is a file, or if it holds a folder with the name of a checkpoint that is
+    not ours: a checkpoint may need the name.
     """
     checkpoints = Path(checkpoints)
     if checkpoints.exists() and not checkpoints.is_dir():
-        raise OutputError(f"checkpoints: wanted a folder, {str(checkpoints)!r} is a file")
-    for path in checkpoints.glob("checkpoint-*"):
-        check_ours(path)
+        raise OutputError(f"checkpoints: wanted a folder, got the file {str(checkpoints)!r}")
+    for path in _listed(checkpoints):
+        if path.name.startswith("checkpoint-"):
+            check_ours(path)
     return _ours(checkpoints)
 
 
 def _ours(checkpoints):
-    """As `written`, whatever else is there."""
-    found = [(_step_in(path.name), path) for path in Path(checkpoints).glob("checkpoint-*")]
-    ours = [pair for pair in found if pair[0] is not None and (pair[1] / MANIFEST).is_file()]
+    """As `written`, ignoring everything that is not ours."""
+    folders = [(_step_in(path.name), path) for path in _listed(checkpoints)]
+    ours = [pair for pair in folders if pair[0] is not None and (pair[1] / MANIFEST).is_file()]
     return [path for _, path in sorted(ours, reverse=True)]
 
 
-def newest_whole(checkpoints):
-    """(the newest checkpoint that is whole or None, [why a newer one is not used])."""
-    passed = []
+def newest_complete(checkpoints):
+    """(the newest complete checkpoint or None, [why a newer one is not used])."""
+    skipped = []
     for path in written(checkpoints):
         reason = damage(path)
         if reason is None:
-            return path, passed
-        passed.append(f"{path.name} cannot be used: {reason}")
-    return None, passed
+            return path, skipped
+        skipped.append(f"{path.name} cannot be used: {reason}")
+    return None, skipped
 
 
-def remove_unusable(checkpoints, whole):
-    """Remove the checkpoints of a run that are damaged, or whose writing was cut off.
+def remove_unusable(checkpoints, usable):
+    """Remove the checkpoints of a run that are damaged or incomplete.
 
-    whole: one that is known not to be, and is not read again.
+    usable: one that is known to be complete, and is not read again.
     """
     for path in written(checkpoints):
-        if path != whole and damage(path) is not None:
+        if path != usable and damage(path) is not None:
             _remove(path)
 
 
 def remove_older(checkpoints, best=None):
-    """Remove all checkpoints of a run but the newest and the best, or the two newest.
+    """Remove all checkpoints of a run except the newest and the best, or the two newest.
 
-    transformers would remove folders of the user's too, such as a copy of a checkpoint.
+    transformers would also remove folders of the user, such as a copy of a checkpoint.
     """
     older = _ours(checkpoints)[1:]
     names = [path.name for path in older]
@@ -198,14 +208,14 @@ def remove_older(checkpoints, best=None):
 
 
 def _remove(path):
-    """Remove a checkpoint, under another name: cut off half-way it would pass for the user's."""
-    gone = path.with_name(unused_name(_BEGUN))
-    os.rename(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    """Remove a checkpoint, renamed first: half removed it would look like a folder of the user."""
+    renamed = path.with_name(unused_name(_BEGUN))
+    os.rename(path, renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def remove_run(checkpoints):
-    """Remove what a run wrote into its folder of checkpoints; `claimed` removes an empty folder."""
+    """Remove what a run wrote into its folder of checkpoints; `claimed` removes an empty one."""
     checkpoints = Path(checkpoints)
     for path in (*_ours(checkpoints), *checkpoints.glob(f"{_BEGUN}*")):
         _remove(path)
@@ -213,18 +223,18 @@ def remove_run(checkpoints):
 
 
 def read_run(checkpoints):
-    """What the run was asked and what was known before its first step; `OutputError` without."""
+    """The options of a run and the results of its untrained model; `OutputError` without them."""
     file = Path(checkpoints) / RUN
     if not file.is_file():
         raise OutputError(
             f"resume: {str(file)!r} is missing; it holds the options of the run."
-            " --overwrite starts afresh"
+            " --overwrite starts again"
         )
     try:
         state = json.loads(file.read_text(encoding="utf-8"))
         state["asked"], state["before"]
     except (ValueError, KeyError, TypeError) as error:
         raise OutputError(
-            f"resume: {str(file)!r} is damaged or empty; --overwrite starts afresh"
+            f"resume: {str(file)!r} is damaged or empty; --overwrite starts again"
         ) from error
     return state

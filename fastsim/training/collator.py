@@ -6,11 +6,11 @@ from fastsim.grad_cache import MicroBatches
 
 
 class Collator:
-    """Rows of a data set as the arguments of `BiEncoderModel` or `CrossEncoderModel`.
+    """Turns rows of a data set into the arguments of `BiEncoderModel` or `CrossEncoderModel`.
 
-    micro_batch_size: each text column as `MicroBatches`. Rows with `links` say which candidates are
-    no negatives: the ids of `exclude`. A row that `stands_in` is one of another process: it is
-    encoded, and `rows` says that the loss gets none.
+    micro_batch_size: makes each text column `MicroBatches`. The `links` of rows become the ids of
+    `exclude`, for candidates that are no negatives. A row that `stands_in` belongs to another
+    process: it is encoded, but with `rows` 0 the loss gets no row.
     """
 
     def __init__(self, encoder, layout, *, cross=False, micro_batch_size=None):
@@ -27,22 +27,22 @@ class Collator:
             batch = {"features": [self._tokenize(column, prompt) for column, prompt in parts]}
         links = [row["links"] for row in rows if row.get("links")]
         if links:
-            rows_own, *negatives = torch.tensor(links).T
-            batch["exclude"] = rows_own.clone(), torch.cat([rows_own, *negatives])
+            row_ids, *negative_ids = torch.tensor(links).T
+            batch["exclude"] = row_ids.clone(), torch.cat([row_ids, *negative_ids])
         if self.layout.label is not None:
             batch["labels"] = torch.tensor([row[self.layout.label] for row in rows])
-        return _of_no_rows(batch) if "stands_in" in rows[0] else batch
+        return _without_rows(batch) if "stands_in" in rows[0] else batch
 
     def _tokenize(self, texts, prompt):
         if self.micro_batch_size is None:
             return self.encoder.tokenize(texts, prompt)
-        # Each padded to its own longest text.
+        # Each micro-batch is padded only to its own longest text.
         parts = MicroBatches.of(texts, self.micro_batch_size)
         return MicroBatches(self.encoder.tokenize(part, prompt) for part in parts)
 
 
-def _of_no_rows(batch):
-    """A batch whose rows are encoded and are none for the loss."""
+def _without_rows(batch):
+    """A batch whose rows are encoded, and of which the loss gets none."""
     if "labels" in batch:
         batch["labels"] = batch["labels"][:0]
     if "exclude" in batch:

@@ -1,4 +1,4 @@
-"""Which columns of a file are read: what the user named, and what the header says."""
+"""Which columns of a file are read, by the header and by the columns that the user names."""
 
 import re
 
@@ -21,7 +21,9 @@ def parse_columns(columns):
             raise DataError(f"columns: {role!r} is named twice")
     mapped = [name is not None for _, name in roles]
     if any(mapped) and not all(mapped):
-        raise DataError("columns: wanted COLUMN=NAME for all of them or for none")
+        raise DataError(
+            f"columns: wanted COLUMN=NAME for all columns or for none, got {', '.join(items)}"
+        )
     try:
         format_of(named)
     except ValueError as error:
@@ -30,28 +32,29 @@ def parse_columns(columns):
 
 
 def check_header(header, used, path):
-    """`DataError` for a name in use that is there twice."""
+    """`DataError` for a name in use that the header has twice."""
     for name in used:
         if header.count(name) > 1:
             raise DataError(f"{path}, line 1: column {name!r} is there twice")
 
 
 def select(header, roles, path):
-    """Role -> position in a header."""
+    """{role: position in the header}."""
     if roles is None:
         roles = [(name, None) for name in dict.fromkeys(header) if is_role(name)]
-    wanted = [(role, name or role) for role, name in roles if role != "_"]
-    check_header(header, [name for _, name in wanted], path)
-    missing = [name for _, name in wanted if name not in header]
+    used = [(role, name or role) for role, name in roles if role != "_"]
+    check_header(header, [name for _, name in used], path)
+    missing = [name for _, name in used if name not in header]
     if missing:
         raise DataError(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(header)}"
             f"{other_delimiter(header)}"
         )
-    return {role: header.index(name) for role, name in wanted}
+    return {role: header.index(name) for role, name in used}
 
 
 def header_fault(error, header):
+    """The message of an error about the columns, with the header and how to map it."""
     return (
         f"{error}; the header is ({', '.join(header)}); --columns COLUMN=NAME,... maps it"
         f"{other_delimiter(header)}"
@@ -59,28 +62,28 @@ def header_fault(error, header):
 
 
 def check_no_header(names, roles, second, path):
-    """`DataError` where a first line without all the roles seems to be a header all the same.
+    """`DataError` if the first line seems to be a header although it lacks some of the roles.
 
-    It has the name of a role, or looks like a header beside the next row, `second`.
+    That is, if it names a role, or looks like a header compared with the next row, `second`.
     """
     used = [role for role, _ in roles if role != "_"]
     if any(role in names for role in used):
         missing = [role for role in used if role not in names]
         raise DataError(
             f"{path}, line 1: no column {', '.join(missing)}; it has {', '.join(names)}. Map them"
-            " with --columns COLUMN=NAME,..., or say --no-header"
+            " with --columns COLUMN=NAME,..., or use --no-header"
         )
     if looks_like_a_header(names, second):
         pairs = zip((role for role, _ in roles), names, strict=False)
         shown = ",".join(f"{role}={name}" for role, name in pairs if role != "_")
         raise DataError(
             f"{path}, line 1: this looks like a header: {', '.join(names)}. Map it with"
-            f" --columns {shown}, or say --no-header"
+            f" --columns {shown}, or use --no-header"
         )
 
 
 def looks_like_a_header(first, second):
-    """Whether fields are short distinct names and those of the next row are not."""
+    """Whether the fields are short distinct names, unlike those of the next row."""
     name = re.compile(r"[A-Za-z_][\w .-]{0,29}")
     named = all(name.fullmatch(field) and len(field.split()) <= 2 for field in first)
     if not named or len(set(first)) < len(first) or not isinstance(second, list):

@@ -1,4 +1,4 @@
-"""A number with its noun, for lines that people read."""
+"""A number with its noun, for messages."""
 
 
 def counted(number, one, many=None):

@@ -1,7 +1,7 @@
-"""Reading data files, strictly: a bad row stops with file, line or row, and reason.
+"""Reads data files strictly: a malformed row is an error with the file, the line and the reason.
 
-What is in Arrow already (Parquet, the hub) is looked at by columns, the rest by rows; the rows end
-as a `datasets.Dataset` (fastsim/training/store.py).
+Arrow data (Parquet, the hub) are checked by column, other data by row. The result is a
+`datasets.Dataset` (fastsim/training/store.py).
 """
 
 import os
@@ -32,7 +32,7 @@ from fastsim.training.values import checked_text
 
 __all__ = ["KINDS", "SUFFIXES", "DataError", "read_corpus", "read_data"]
 
-_SHOWN = 3  # rows left out that are named
+_SHOWN = 3  # skipped rows that are named
 
 
 def read_data(
@@ -45,61 +45,64 @@ def read_data(
     skip_bad_rows=False,
     say=None,
 ):
-    """A file as (datasets.Dataset of the columns in use, `Format`).
+    """(datasets.Dataset of the columns in use, `Format`) of a file or several.
 
-    Scores become floats; labels stay text, but may be numbers in JSON and Parquet.
+    Scores become floats. Labels become text; in JSON and Parquet they may be numbers.
 
     Args:
-        path: CSV or TSV (UTF-8; TSV without quoting), JSON lines or JSON, plain or gzip; Parquet;
-            or a data set on the hub (`fastsim.training.hub`); or a list of these with the same
-            columns.
+        path: a CSV or TSV file (UTF-8; TSV without quoting), JSON lines or JSON, plain or gzip; a
+            Parquet file; a data set on the hub (`fastsim.training.hub`); or a list of these with
+            the same columns.
         columns: a list of items `role`, `role=name in the header`, or `_` (not used); None: the
             header has the names of `formats.COLUMNS`. Plain roles select from a header that has
             them all; otherwise the file has no header, and they name its columns in order.
-        kind: the format of the files, by default what their suffixes say.
-        delimiter: of a CSV file, by default a comma.
+        kind: the format of the files, by default given by their suffixes.
+        delimiter: of CSV files, by default a comma.
         header: whether the first line is a header; None: it is guessed.
-        skip_bad_rows: leave out rows that do not fit.
-        say: a function of one line of text, by default to the error stream. It is told which rows
-            are left out, which columns are not used, and the first row of a file that is taken to
-            have no header.
+        skip_bad_rows: whether to skip malformed rows.
+        say: a function of one line of text, by default to the error stream. It is called for
+            skipped rows, for columns that are not used, and for the first row of a file that is
+            taken to have no header.
 
     Raises:
-        DataError: at the first row, or anything else, that does not fit.
+        DataError: for the first malformed row, and for anything else that does not fit.
     """
     say = say or tell
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    how = (columns, kind, delimiter, header)
+    reading = (columns, kind, delimiter, header)
     bad, store = [], Store(say)
     try:
-        layout = _read_into(store, paths, how, bad if skip_bad_rows else None, say)
+        layout = _read_into(store, paths, reading, bad if skip_bad_rows else None, say)
         if bad:
             more = "" if len(bad) <= _SHOWN else f" and {len(bad) - _SHOWN} more"
-            say(f"left out {counted(len(bad), 'row')}: {'; '.join(bad[:_SHOWN])}{more}")
+            say(f"skipped {counted(len(bad), 'row')}: {'; '.join(bad[:_SHOWN])}{more}")
         return store.dataset(), layout
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # including Ctrl-C
         store.discard()
         raise
 
 
-def _read_into(store, paths, how, bad, say):
-    """Put the rows of files with the same columns into a `Store`; their `Format`.
+def _read_into(store, paths, reading, bad, say):
+    """Put the rows of files with the same columns into a `Store`, and return their `Format`.
 
-    how: columns, kind, delimiter, header of `read_data`. bad: the list of the rows left out, or
-    None where there may be none.
+    reading: columns, kind, delimiter and header of `read_data`. bad: a list for the faults of
+    skipped rows; None: a fault is raised.
     """
-    columns, kind, delimiter, header = how
+    columns, kind, delimiter, header = reading
     last = None
-    for one in paths:
-        file, kind_here = (one, "hub") if is_hub(one) else (check_file(one), None)
-        kind_here = kind_here or kind_of(file, kind)
-        roles = parse_columns(columns)
-        if kind_here in ("csv", "tsv"):
-            opened = open_delimited(file, kind_here, roles, delimiter, header, say)
-        elif kind_here in ("hub", "parquet"):
-            opened = open_tables(file, kind_here, roles)
+    for path in paths:
+        if is_hub(path):
+            file, file_kind = path, "hub"
         else:
-            opened = open_named(file, kind_here, roles)
+            file = check_file(path)
+            file_kind = kind_of(file, kind)
+        roles = parse_columns(columns)
+        if file_kind in ("csv", "tsv"):
+            opened = open_delimited(file, file_kind, roles, delimiter, header, say)
+        elif file_kind in ("hub", "parquet"):
+            opened = open_tables(file, file_kind, roles)
+        else:
+            opened = open_named(file, file_kind, roles)
         places, parts, names = opened
         try:
             layout = format_of(places)
@@ -109,7 +112,10 @@ def _read_into(store, paths, how, bad, say):
         if unused := [name for place, name in enumerate(names) if place not in used]:
             say(f"{file}: columns not used: {', '.join(unused)}")
         if last is not None and layout != last:
-            raise DataError(f"{file}: wanted the columns of {paths[0]}, {last.columns}")
+            raise DataError(
+                f"{file}: wanted the columns of {paths[0]} ({', '.join(last.columns)}), got"
+                f" ({', '.join(layout.columns)})"
+            )
         last = layout
         store.begin(layout)
         count = store.rows
@@ -121,7 +127,7 @@ def _read_into(store, paths, how, bad, say):
 
 
 def _named_fields(path, kind, delimiter, header):
-    """(where, {column: field}) of each row of a CSV or TSV file; without a header all is `text`."""
+    """(where, {column: field}) of each row of a CSV or TSV file; without header: `text`."""
     rows = sound(delimited_rows(path, kind, delimiter if kind == "csv" else None))
     names = ["text"]
     if header is not False:
@@ -134,10 +140,10 @@ def _named_fields(path, kind, delimiter, header):
 
 
 def read_corpus(path, *, kind=None, delimiter=None, header=None):
-    """The texts of a file: each line of .txt, else the column `text` (`DataError` as above).
+    """The texts of a file: the lines of a .txt file, else the column `text`; may raise `DataError`.
 
-    kind: of a file whose suffix does not say. delimiter: of a CSV file. header: False where a CSV
-    or TSV file has none, and texts alone.
+    kind: for a file whose suffix names no kind. delimiter: of a CSV file. header: False for a CSV
+    or TSV file that has no header and only a column of texts.
     """
     path = path if is_hub(path) else check_file(path)
     if not is_hub(path) and suffix_of(path) == ".txt":
@@ -157,8 +163,8 @@ def read_corpus(path, *, kind=None, delimiter=None, header=None):
         texts = []
         for where, row in rows:
             if "text" not in row:
-                known = ", ".join(map(str, row)) or "nothing"
-                raise DataError(f"{path}, {where}: no column text; it has {known}")
+                names = ", ".join(map(str, row)) or "nothing"
+                raise DataError(f"{path}, {where}: no column text; it has {names}")
             texts.append(checked_text(row["text"], "text", path, where))
     if not texts:
         raise DataError(f"{path}: no texts")

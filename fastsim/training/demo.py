@@ -1,9 +1,9 @@
-"""The demo: what an encoder learns from a few sentences that it finds hard.
+"""The demo: an encoder learns from a few sentences that are hard for it.
 
-`demo_sentences.tsv` holds kinds of statement, each with four things it can be about: a sentence,
-one of the same meaning in other words, and two of the opposite meaning in nearly the same words.
-An encoder that goes by the words takes the opposites for paraphrases. It is trained on three
-things of each kind and measured on the fourth.
+A row of `demo_sentences.tsv` has four templates and four subjects to put into them. The templates
+are a sentence, a paraphrase in other words, and two sentences of the opposite meaning in nearly the
+same words. An encoder that compares words takes the opposites for paraphrases. It is trained on
+three subjects of each row and evaluated on the fourth.
 """
 
 import csv
@@ -21,40 +21,41 @@ SAME, OPPOSITE, UNRELATED = 1.0, 0.25, 0.0
 
 
 def situations():
-    """(for training, held out): lists of (sentence, same, opposite, opposite too)."""
-    kept, held = ([], [], []), []
+    """(for training, held out): lists of (sentence, paraphrase, opposite, second opposite)."""
+    training, held_out = ([], [], []), []
     with open(SENTENCES, encoding="utf-8", newline="") as handle:
         reader = csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE)
         next(reader)
-        for things, *sentences in reader:
-            *seen, unseen = things.split(";")
-            for group, thing in zip(kept, seen, strict=True):
-                group.append([text.format(thing) for text in sentences])
-            held.append([text.format(unseen) for text in sentences])
-    return [row for group in kept for row in group], held  # neighbours are of different kinds
+        for subjects, *templates in reader:
+            *seen, unseen = subjects.split(";")
+            for group, subject in zip(training, seen, strict=True):
+                group.append([text.format(subject) for text in templates])
+            held_out.append([text.format(unseen) for text in templates])
+    # Neighbouring rows have different templates.
+    return [row for group in training for row in group], held_out
 
 
 def pairs(rows, *, unrelated=True):
-    """(sentence1, sentence2, score) of situations: same 1, opposite 0.25.
+    """(sentence1, sentence2, score) of situations: 1 for the same meaning, 0.25 for the opposite.
 
-    unrelated: with pairs of a situation and the next one too, score 0, which every encoder tells
-    apart; so they belong into the training, lest it forgets, and not into the measurement.
+    unrelated: also pairs of a situation with the next one, score 0. Every encoder separates these:
+    they are used for training, so that it does not forget them, but not for evaluation.
     """
-    found = []
+    scored = []
     for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
         one, same, opposite, too = row
-        found += [(one, same, SAME), (opposite, too, SAME)]
-        found += [(a, b, OPPOSITE) for a, b in itertools.product((one, same), (opposite, too))]
+        scored += [(one, same, SAME), (opposite, too, SAME)]
+        scored += [(a, b, OPPOSITE) for a, b in itertools.product((one, same), (opposite, too))]
         if unrelated:
-            found += [(a, b, UNRELATED) for a, b in zip(row, other, strict=True)]
-    return found
+            scored += [(a, b, UNRELATED) for a, b in zip(row, other, strict=True)]
+    return scored
 
 
 def write_pairs(rows, path, *, unrelated=True):
-    """`pairs` as JSON lines; the path."""
-    found = pairs(rows, unrelated=unrelated)
+    """Write `pairs` as JSON lines; returns the path."""
     names = ("sentence1", "sentence2", "score")
-    lines = [json.dumps(dict(zip(names, pair, strict=True))) for pair in found]
+    scored = pairs(rows, unrelated=unrelated)
+    lines = [json.dumps(dict(zip(names, pair, strict=True))) for pair in scored]
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)
 
@@ -62,21 +63,21 @@ def write_pairs(rows, path, *, unrelated=True):
 def run(model, output, *, seed=0, epochs=2, progress=True, cpu=False, say=print):
     """Train on the demo's sentences and search with the model before and after.
 
-    Returns (the result of `train`, {"before" | "after": search answers}, seconds in all).
+    Returns (the result of `train`, {"before" | "after": search answers}, total seconds).
     """
     start = time.perf_counter()
-    kept, held = situations()
-    texts = list(dict.fromkeys(text for row in held for text in row))
-    query = held[0][1]
-    count = len(pairs(held, unrelated=False))
-    say(f"training on {len(pairs(kept))} pairs, measuring on {count} others")
+    training, held_out = situations()
+    texts = list(dict.fromkeys(text for row in held_out for text in row))
+    query = held_out[0][1]
+    count = len(pairs(held_out, unrelated=False))
+    say(f"training on {len(pairs(training))} pairs, evaluating on {count} others")
     answers = {"before": _search(load_encoder(model, cpu=cpu), query, texts)}
     with tempfile.TemporaryDirectory() as folder:
         result = train(
             Options(
                 model=model,
-                train=write_pairs(kept, Path(folder) / "train.jsonl"),
-                eval=write_pairs(held, Path(folder) / "held.jsonl", unrelated=False),
+                train=write_pairs(training, Path(folder) / "train.jsonl"),
+                eval=write_pairs(held_out, Path(folder) / "held.jsonl", unrelated=False),
                 loss="cosent",
                 output=output,
                 epochs=epochs,
@@ -93,5 +94,5 @@ def run(model, output, *, seed=0, epochs=2, progress=True, cpu=False, say=print)
 
 
 def _search(encoder, query, texts):
-    """The four texts closest to a query that is one of them, itself left out."""
+    """The four texts that are most similar to a query, which is one of them and left out."""
     return search_texts(encoder, [query], [text for text in texts if text != query], 4)

@@ -7,7 +7,7 @@ import torch
 from fastsim.encoders.names import ModelError
 from fastsim.training import metrics
 
-# Format -> the metric that chooses the best model.
+# Format -> the metric that selects the best model.
 PRIMARY = {
     "scored pairs": "spearman_cosine",
     "labelled pairs": "average_precision_cosine",
@@ -23,17 +23,17 @@ PRIMARY_OF_CROSS_ENCODER = {
 
 
 def is_binary(labels):
-    """Whether labels are 0 and 1 (or false and true), both there."""
+    """Whether the labels are 0 and 1 (or false and true) and both occur."""
     return {str(label).lower() for label in labels} in ({"0", "1"}, {"false", "true"})
 
 
 def as_binary(labels):
-    """Labels that `is_binary` as 0 and 1."""
+    """Binary labels as the ints 0 and 1."""
     return [int(str(label).lower() in ("1", "true")) for label in labels]
 
 
 def primary_metric(layout, *, cross_encoder=False, classifier=False):
-    """The name of the metric that stands for the quality on this data."""
+    """The name of the metric that selects the best model on this data."""
     if cross_encoder:
         return PRIMARY_OF_CROSS_ENCODER[layout.name]
     if layout.name == "labelled pairs" and classifier:
@@ -44,7 +44,7 @@ def primary_metric(layout, *, cross_encoder=False, classifier=False):
 
 
 def metric_names(layout, *, cross_encoder=False, classifier=False):
-    """The names of all metrics on this data, before anything is encoded: of two made-up rows."""
+    """The names of all metrics on this data, found with two made-up rows and no encoder."""
     rows, labels = torch.eye(2), [0, 1]
     if cross_encoder:
         scored = layout.name == "scored pairs"
@@ -52,20 +52,21 @@ def metric_names(layout, *, cross_encoder=False, classifier=False):
     if layout.name == "scored pairs":
         return list(metrics.pair_correlations(rows, rows, labels))
     if layout.name == "labelled pairs":
-        found = metrics.classes(rows, labels) if classifier else None
-        return list(found or metrics.pair_binary(rows, rows, labels))
+        if classifier:
+            return list(metrics.classes(rows, labels))
+        return list(metrics.pair_binary(rows, rows, labels))
     names = metrics.triplets(rows, rows, rows) if layout.negatives else {}
     return [*names, *metrics.retrieval(rows, rows, [{0}, {1}])]
 
 
 def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None, name="data"):
-    """Refuse data that the model has no metric for, before anything is encoded.
+    """Refuse data without a metric for the model, before anything is encoded.
 
-    name: of the option that the data came by, for the message.
+    name: of the option that names the data, for messages.
     """
     if cross_encoder and layout.name not in PRIMARY_OF_CROSS_ENCODER:
         wanted = " or ".join(PRIMARY_OF_CROSS_ENCODER)
-        raise ValueError(f"{name}: a cross-encoder is evaluated on {wanted}, got {layout.name}")
+        raise ValueError(f"{name}: wanted {wanted} for a cross-encoder, got {layout.name}")
     if layout.name == "scored pairs" and len(set(dataset[layout.label][:])) < 2:
         raise ValueError(
             f"{name}: wanted at least two different scores, got"
@@ -74,15 +75,15 @@ def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None, name
     if layout.name == "labelled pairs":
         labels = dataset[layout.label][:]
         if classes is None and not is_binary(labels):
-            found = sorted({str(label) for label in labels})[:5]
+            some = sorted({str(label) for label in labels})[:5]
             raise ValueError(
-                f"{name}: wanted labels 0 and 1, both there, or a model trained with loss"
-                f" classification, got {', '.join(found)}"
+                f"{name}: wanted both labels 0 and 1, or a model trained with the loss"
+                f" classification, got {', '.join(some)}"
             )
         unknown = sorted(set(labels) - set(classes or labels))
         if unknown:
             raise ValueError(
-                f"{name}: wanted classes that the model was trained on, {', '.join(classes)},"
+                f"{name}: wanted classes that the model was trained on ({', '.join(classes)}),"
                 f" got {unknown[0]!r}"
             )
     if layout.name == "labelled texts":
@@ -90,11 +91,13 @@ def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None, name
             zip(*(dataset[column][:] for column in (layout.texts[0], layout.label)), strict=True)
         )
         if len({label for _, label in pairs}) == len(pairs):
-            raise ValueError(f"{name}: wanted a label with two different texts, got none")
+            raise ValueError(
+                f"{name}: wanted at least one label with two different texts, got none"
+            )
 
 
 def check_vectors(vectors):
-    """ModelError where an encoder gives embeddings that are not finite."""
+    """The embeddings, or ModelError if some are not finite."""
     bad = ~vectors.isfinite().all(-1)
     if bool(bad.any()):
         raise ModelError(
@@ -108,15 +111,16 @@ def evaluate_encoder(
 ):
     """Metrics of an `Encoder` on a data set: a dictionary of numbers.
 
-    Scored pairs: Pearson and Spearman under cosine, dot, Euclidean and Manhattan similarity.
-    Labelled pairs: with `classifier` (module, class names) accuracy and macro F1; otherwise, for
+    Scored pairs: Pearson and Spearman correlation for cosine, dot, Euclidean and Manhattan
+    similarity.
+    Labelled pairs: accuracy and macro F1 with a `classifier` (module, class names); otherwise, for
     labels 0 and 1, accuracy and F1 at the best threshold, and average precision.
-    Tuples: triplet accuracy where there are negatives, and retrieval of the positives among all
+    Tuples: triplet accuracy if there are negatives, and retrieval of the positives among all
     positives and negatives.
     Labelled texts: retrieval of the texts of the same label.
 
-    width: how many numbers of each embedding count; None: all that `encode` gives, or the whole
-    embedding for a classifier. ValueError for data without a metric.
+    width: truncates the embeddings; None: the width that `encode` returns, or for a classifier the
+    full width. ValueError for data without a metric.
     """
     check_evaluation(dataset, layout, classes=classifier and classifier[1])
     columns = [dataset[name][:] for name in layout.texts]
@@ -127,9 +131,9 @@ def evaluate_encoder(
     if classifier is not None:
         options["truncate_dim"] = encoder.dim
     vectors = check_vectors(_encode(encoder, unique, **options)[:, :width])
-    place = {key: row for row, key in enumerate(unique)}
+    row_of = {key: row for row, key in enumerate(unique)}
     rows = [
-        [place[prompt, text] for text in column]
+        [row_of[prompt, text] for text in column]
         for prompt, column in zip(prompts, columns, strict=True)
     ]
     parts = [vectors[column] for column in rows]
@@ -150,15 +154,15 @@ def evaluate_encoder(
 
 
 def _encode(encoder, unique, **options):
-    """Embeddings of (prompt, text), each prompt in batches of its own."""
-    found = None
+    """Embeddings of [(prompt, text)]; each prompt has its own batches."""
+    result = None
     for prompt in dict.fromkeys(prompt for prompt, _ in unique):
-        rows = [row for row, (own, _) in enumerate(unique) if own == prompt]
+        rows = [row for row, (its_prompt, _) in enumerate(unique) if its_prompt == prompt]
         vectors = encoder.encode([unique[row][1] for row in rows], prompt=prompt, **options)
-        if found is None:
-            found = torch.empty(len(unique), vectors.shape[1])
-        found[rows] = vectors
-    return found
+        if result is None:
+            result = torch.empty(len(unique), vectors.shape[1])
+        result[rows] = vectors
+    return result
 
 
 def evaluate_cross_encoder(model, dataset, layout, *, batch_size=32, progress=False):
@@ -173,25 +177,30 @@ def evaluate_cross_encoder(model, dataset, layout, *, batch_size=32, progress=Fa
 
 
 def _tuples(vectors, rows, parts, layout, texts):
-    """texts: of each row of `vectors`; two rows of one text have different prompts."""
+    """texts: of each row of `vectors`; rows with the same text have different prompts."""
     result = {}
     if layout.negatives:
-        found = [metrics.triplets(parts[0], parts[1], negative) for negative in parts[2:]]
-        result = {key: sum(one[key] for one in found) / len(found) for key in found[0]}
+        each = [metrics.triplets(parts[0], parts[1], negative) for negative in parts[2:]]
+        result = {key: sum(one[key] for one in each) / len(each) for key in each[0]}
     answers = defaultdict(set)
     corpus = list(dict.fromkeys(row for column in rows[1:] for row in column))
     position = {row: index for index, row in enumerate(corpus)}
     for anchor, positive in zip(rows[0], rows[1], strict=True):
         answers[anchor].add(position[positive])
     queries = list(answers)
-    # A text can be a query and in the corpus: it is no answer to itself, whatever its prompts.
-    place_of = {texts[row]: index for row, index in position.items()}
-    own = [place_of.get(texts[query], -1) for query in queries]
+    # A query that is also in the corpus is left out of its own results, whatever the prompts.
+    position_of = {texts[row]: index for row, index in position.items()}
+    itself = [position_of.get(texts[query], -1) for query in queries]
     relevant = [
-        answers[query] - {row} or answers[query] for query, row in zip(queries, own, strict=True)
+        answers[query] - {index} or answers[query]
+        for query, index in zip(queries, itself, strict=True)
     ]
-    own = [row if row not in wanted else -1 for row, wanted in zip(own, relevant, strict=True)]
-    return result | metrics.retrieval(vectors[queries], vectors[corpus], relevant, left_out=own)
+    left_out = [
+        index if index not in rows else -1 for index, rows in zip(itself, relevant, strict=True)
+    ]
+    return result | metrics.retrieval(
+        vectors[queries], vectors[corpus], relevant, left_out=left_out
+    )
 
 
 def _labelled_texts(vectors, rows, labels):

@@ -1,9 +1,9 @@
-"""What the columns of a data file mean: the format that they make."""
+"""The formats of data: what the columns of a file mean."""
 
 import re
 from dataclasses import dataclass
 
-# Format -> its columns; the first whose columns are all there is taken.
+# Format -> its columns. A file has the first format whose columns it has.
 COLUMNS = {
     "scored pairs": ("sentence1", "sentence2", "score"),
     "labelled pairs": ("sentence1", "sentence2", "label"),
@@ -11,15 +11,15 @@ COLUMNS = {
     "labelled texts": ("text", "label"),
 }
 _NEGATIVE = re.compile(r"negative(_?\d+)?")
-TOGETHER = "together"  # what rows of one batch share: a topic, a source, mined neighbours
-DEALT = ("tuples", "labelled texts")  # the formats whose losses look at the other rows of a batch
+TOGETHER = "together"  # equal for rows of one batch: a topic, a source, mined neighbours
+IN_BATCH = ("tuples", "labelled texts")  # the formats whose losses use the other rows of a batch
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format by name, with the columns of this file that hold texts and the one of labels.
+    """The format of a file: its name, the columns of texts, and those of labels and batches.
 
-    together: the column whose equal values bring rows into one batch.
+    together: the column whose equal values put rows into one batch.
     """
 
     name: str
@@ -39,22 +39,22 @@ class Format:
 
 
 def is_role(name):
-    """Whether a column of this name has a meaning here."""
+    """Whether columns of this name have a meaning in some format."""
     known = any(name in columns for columns in COLUMNS.values())
     return known or name == TOGETHER or bool(_NEGATIVE.fullmatch(name))
 
 
 def describe():
-    """The sets of columns that are understood, in one line."""
+    """The columns of each format, in one line."""
     shown = {name: ", ".join(columns) for name, columns in COLUMNS.items()}
     shown["tuples"] += "[, negative, negative_2, ...]"
-    for name in DEALT:
+    for name in IN_BATCH:
         shown[name] += f"[, {TOGETHER}]"
     return "; ".join(f"({text})" for text in shown.values())
 
 
 def format_of(columns):
-    """The format of a set of column names, or ValueError naming what is understood."""
+    """The format of a set of column names; ValueError that lists the formats if there is none."""
     columns = list(columns)
     for name, wanted in COLUMNS.items():
         if all(column in columns for column in wanted):
@@ -63,7 +63,7 @@ def format_of(columns):
                 texts += [column for column in columns if _NEGATIVE.fullmatch(column)]
             label = next((column for column in wanted if column in ("score", "label")), None)
             together = TOGETHER if TOGETHER in columns else None
-            if together and name not in DEALT:
-                raise ValueError(f"{TOGETHER}: wanted with {' or '.join(DEALT)}, got {name}")
+            if together and name not in IN_BATCH:
+                raise ValueError(f"{TOGETHER}: needs {' or '.join(IN_BATCH)}, got {name}")
             return Format(name, tuple(texts), label, together)
     raise ValueError(f"columns: wanted one of {describe()}, got ({', '.join(columns)})")

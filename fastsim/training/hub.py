@@ -1,7 +1,7 @@
 """Data sets on the hub, by name: hub:NAME, hub:NAME:SPLIT, hub:NAME:CONFIG:SPLIT.
 
-NAME is what `datasets.load_dataset` takes: owner/name, or a folder in its layout. Without a split
-it is "train".
+NAME is what `datasets.load_dataset` takes: owner/name, or a folder in its layout. The default of
+SPLIT is "train".
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import itertools
 from fastsim.training.rows import DataError, numbered
 
 PREFIX = "hub:"
-_PART = 10_000  # rows read at once
+_PART = 10_000  # rows read at a time
 
 
 def is_hub(name):
@@ -19,7 +19,7 @@ def is_hub(name):
 
 
 def load(name):
-    """The `datasets.Dataset` of a name; `DataError` where it does not come."""
+    """The `datasets.Dataset` of a name; `DataError` if it cannot be loaded."""
     import datasets
 
     place, *parts = str(name).removeprefix(PREFIX).split(":")
@@ -28,7 +28,7 @@ def load(name):
     config, split = ([None, "train"] if not parts else [None, *parts])[-2:]
     try:
         return datasets.load_dataset(place, config, split=split)
-    except Exception as error:  # the loader has a dozen kinds, from bad name to no network
+    except Exception as error:  # of many types, from a wrong name to no network
         reason = (str(error).strip().splitlines() or [""])[0]
         raise DataError(
             f"{name}: the data set could not be loaded: {type(error).__name__}: {reason}"
@@ -52,9 +52,9 @@ def fingerprint(name):
 
     digest = hashlib.sha256()
     for table in tables(name):
-        kept = pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_stream(kept, table.schema) as stream:
-            # Metadata aside, and in one chunk: the same rows have the same bytes.
+        serialized = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(serialized, table.schema) as stream:
+            # Without metadata and in one chunk, so that the same rows have the same bytes.
             stream.write_table(table.combine_chunks())
-        digest.update(kept.getvalue())
+        digest.update(serialized.getvalue())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Data that a loss cannot learn from is refused before anything is trained."""
+"""Refuses data that a loss cannot learn from, before anything is trained."""
 
 from collections import defaultdict
 
@@ -7,10 +7,10 @@ from fastsim.training.objectives import LOSSES
 
 
 def check_learnable(loss, values, columns, layout, batch_size, *, cross=False):
-    """DataError where every batch would give the same loss whatever the model does.
+    """DataError if no batch gives a loss that depends on the model.
 
-    values: scores or labels of the rows, or None; columns: a function that gives the texts of a
-    column by name; batch_size: rows of a batch.
+    values: scores or labels of the rows, or None. columns: a function of a column's name that
+    returns its texts. batch_size: rows of a batch.
     """
     rows = len(values) if values is not None else len(columns(layout.texts[0]))
     least = 2 if cross and loss == "cosent" else 1 if cross else LOSSES[loss].minimum
@@ -19,13 +19,13 @@ def check_learnable(loss, values, columns, layout, batch_size, *, cross=False):
     for name, count in (("rows", rows), ("batch_size", batch_size)):
         if count < least:
             raise DataError(
-                f"{name}: {loss} compares rows of a batch and wants {least} or more, got {count}"
+                f"{name}: wanted at least {least} for {loss}, which compares the rows of a batch,"
+                f" got {count}"
             )
     if loss in ("cosent", "angle") and min(values) == max(values):
-        what = f"score {values[0]:g}" if layout.label == "score" else f"label {values[0]:g}"
         raise DataError(
-            f"{layout.label}: all {rows} rows have the {what}; {loss} learns from the order of"
-            " different ones"
+            f"{layout.label}: wanted at least two different values, since {loss} learns from their"
+            f" order, got {values[0]:g} in all {rows} rows"
         )
     if layout.name == "labelled texts":
         _check_labels(loss, values, columns(layout.texts[0]))
@@ -35,7 +35,7 @@ def check_learnable(loss, values, columns, layout, batch_size, *, cross=False):
 
 def _check_labels(loss, labels, texts):
     if len(set(labels)) < 2:
-        raise DataError(f"label: all rows have one label; {loss} wants texts of different labels")
+        raise DataError(f"label: wanted at least two different labels for {loss}, got one")
     if not LOSSES[loss].positives:
         return
     of_label = defaultdict(set)
@@ -43,7 +43,7 @@ def _check_labels(loss, labels, texts):
         of_label[label].add(text)
         if len(of_label[label]) == 2:
             return
-    raise DataError(f"label: every label has one text; {loss} wants labels with two texts or more")
+    raise DataError(f"label: wanted a label with at least two texts for {loss}, got none")
 
 
 def _check_negatives(loss, columns):
@@ -51,6 +51,6 @@ def _check_negatives(loss, columns):
         first = texts[0]
         if all(text == first for text in texts):
             raise DataError(
-                f"{loss}: all rows have the text {first[:40]!r}, so that no row has a negative;"
-                " give other texts or a column negative"
+                f"{loss}: all rows have the text {first[:40]!r}, so that no row has a negative; use"
+                " other texts or a column negative"
             )

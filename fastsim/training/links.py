@@ -1,15 +1,15 @@
-"""Links: which rows of a batch are no negatives of each other, because they share a text."""
+"""Links mark the rows of a batch that share a text and are thus no negatives of each other."""
 
 import torch
 
 
 class LinkedBatches:
-    """Batches as lists of (row, links), which say what is no negative of what.
+    """Batches as lists of (row, links); texts with equal links are no negatives of each other.
 
     batches: a batch sampler. numbers (N, T): the texts of each row as integers: anchor, positive,
-    negatives. Rows of a batch that share an anchor or a positive, directly or through further rows,
-    have one link; a negative has the link of the rows whose anchor or positive it is, else -1.
-    links: (the row's, those of its negatives), or None where nothing in the batch is repeated.
+    negatives. Rows of a batch that share an anchor or a positive, directly or through other rows,
+    have the same link. A negative has the link of the rows whose anchor or positive it is, or -1.
+    links: (link of the row, links of its negatives), or None if the batch repeats no text.
     """
 
     drop_last = False
@@ -31,21 +31,23 @@ class LinkedBatches:
 
     def _links(self, batch):
         texts = self.numbers[batch]
-        together = connected(texts[:, :2].tolist())
-        names, found = {}, []
-        for first, _, *negatives in texts.tolist():
-            link = names.setdefault(together[first], len(names))
-            found.append((link, negatives))
-        links = [
-            (link, *(names[together[text]] if text in together else -1 for text in negatives))
-            for link, negatives in found
+        component = connected(texts[:, :2].tolist())
+        link_of = {}  # component -> link
+        rows = [
+            (link_of.setdefault(component[anchor], len(link_of)), negatives)
+            for anchor, _, *negatives in texts.tolist()
         ]
-        apart = len(names) == len(batch) and all(max(link[1:], default=-1) < 0 for link in links)
-        return [None] * len(batch) if apart else links
+        links = [
+            (link, *(link_of[component[text]] if text in component else -1 for text in negatives))
+            for link, negatives in rows
+        ]
+        distinct = len(link_of) == len(batch)
+        distinct = distinct and all(max(link[1:], default=-1) < 0 for link in links)
+        return [None] * len(batch) if distinct else links
 
 
 def connected(pairs):
-    """Text -> one text of those that pairs connect it with, the same for all of these."""
+    """Text -> a text that represents its connected component, where pairs are the edges."""
     parent = {}
 
     def root(text):
@@ -60,7 +62,7 @@ def connected(pairs):
 
 
 class LinkedRows(torch.utils.data.Dataset):
-    """The rows of a data set asked for as (row, links); the links come with the row."""
+    """The rows of a data set for `LinkedBatches`: each with its links."""
 
     def __init__(self, dataset):
         self.dataset = dataset

@@ -1,4 +1,4 @@
-"""A model from its folder, evaluated or searched with."""
+"""Loads a model from its folder, and evaluates it or searches with it."""
 
 import torch
 
@@ -16,38 +16,38 @@ from fastsim.training.similarity import as_cosines, similarity_of
 def load_encoder(
     name, *, cpu=False, max_length=None, prompts=None, parts=("query", "document"), **trust
 ):
-    """An `Encoder` for use, on the GPU where there is one; `ModelError` for a cross-encoder.
+    """An `Encoder`, on the GPU if there is one; `ModelError` for a cross-encoder.
 
-    prompts: name -> text, besides those of the model; ValueError for one that no text of the parts
-    gets. parts: columns, or by default those of a search.
+    prompts: {name: text}, in addition to those of the model. parts: the columns or parts of a
+    search that are encoded; ValueError for a prompt that applies to none of them.
     """
     check_prompts(prompts)
     folder = model_folder(name, **trust)
     if is_cross_encoder(folder):
         raise ModelError(
-            f"model: wanted an encoder, {str(name)!r} is a cross-encoder: it gives a score for a"
-            " pair of texts, no embedding of one"
+            f"model: wanted an encoder, got the cross-encoder {str(name)!r}, which gives scores of"
+            " pairs and no embeddings"
         )
     encoder = Encoder.from_pretrained(folder, max_length=max_length, **trust)
     encoder.prompts |= prompts or {}
     check_used(prompts, encoder, parts)
-    return _place(encoder, cpu)
+    return _on_device(encoder, cpu)
 
 
 def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu=False,
                    prompts=None, **trust):  # fmt: skip
-    """Metrics of the encoder or cross-encoder in a folder, or of that name, on a data set."""
+    """Metrics of an encoder or cross-encoder, given by its folder or name, on a data set."""
     folder = model_folder(name, **trust)
     if is_cross_encoder(folder):
         if prompts:
-            raise ValueError(f"prompts: a cross-encoder has none, got {prompts!r}")
+            raise ValueError(f"prompts: cannot be combined with a cross-encoder (got {prompts!r})")
         evaluation.check_evaluation(dataset, layout, cross_encoder=True)
         model = CrossEncoder.from_pretrained(folder, max_length=max_length, **trust)
         return evaluation.evaluate_cross_encoder(
-            _place(model, cpu), dataset, layout, batch_size=batch_size, progress=None
+            _on_device(model, cpu), dataset, layout, batch_size=batch_size, progress=None
         )
-    given = {"cpu": cpu, "max_length": max_length, "prompts": prompts, **trust}
-    encoder = load_encoder(folder, parts=layout.texts, **given)
+    options = {"cpu": cpu, "max_length": max_length, "prompts": prompts, **trust}
+    encoder = load_encoder(folder, parts=layout.texts, **options)
     classifier = None
     if layout.name == "labelled pairs":
         classifier = read_classifier(folder, encoder.dim)
@@ -59,16 +59,17 @@ def evaluate_model(name, dataset, layout, *, batch_size=32, max_length=None, cpu
 def search_texts(encoder, queries, texts, k, *, batch_size=32, corpus=None):
     """The k texts most similar to each query: a list of {query, hits: [{rank, score, row, text}]}.
 
-    k is cut to the number of texts. corpus: the texts' embeddings, where they are known. The scores
-    are the encoder's own similarity, cosine or dot; ModelError where it is another.
+    k is at most the number of texts. corpus: embeddings of the texts; None: they are encoded. The
+    scores are the encoder's own similarity, cosine or dot; ModelError for any other.
     """
     similarity = similarity_of(encoder)
     if corpus is None:
         corpus = encoder.encode_document(texts, batch_size=batch_size)
-    asked = evaluation.check_vectors(encoder.encode_query(queries))
-    asked, corpus, lengths = as_cosines(asked, evaluation.check_vectors(corpus), similarity)
-    values, rows = top_k(asked, corpus, min(k, len(texts)))
-    values = values * lengths
+    corpus = evaluation.check_vectors(corpus)
+    vectors = evaluation.check_vectors(encoder.encode_query(queries))
+    vectors, corpus, factors = as_cosines(vectors, corpus, similarity)
+    values, rows = top_k(vectors, corpus, min(k, len(texts)))
+    values = values * factors
     return [
         {
             "query": query,
@@ -83,5 +84,5 @@ def search_texts(encoder, queries, texts, k, *, batch_size=32, corpus=None):
     ]
 
 
-def _place(model, cpu):
+def _on_device(model, cpu):
     return model.to("cuda") if torch.cuda.is_available() and not cpu else model

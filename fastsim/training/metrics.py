@@ -1,7 +1,7 @@
 """Metrics of similarities and rankings, as plain dictionaries of numbers.
 
-Correlations come from scipy, average precision and curves from scikit-learn, the best neighbours
-from `fastsim.top_k`, so that no query-by-corpus matrix is held.
+Correlations come from scipy, average precision and curves from scikit-learn. The nearest neighbours
+come from `fastsim.top_k`, which holds no query-by-corpus matrix.
 """
 
 import math
@@ -40,26 +40,27 @@ def pair_correlations(u, v, gold):
 
 
 def binary(scores, labels):
-    """Accuracy and F1 at their best thresholds, with these, and average precision.
+    """Accuracy and F1 at their best thresholds, these thresholds, and average precision.
 
-    scores: numbers, larger for label 1; labels: 0 and 1, both of them present.
+    scores: numbers, larger for label 1. labels: 0 and 1, both present.
     """
     import numpy as np
     from sklearn import metrics
 
     scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels)
-    false_rate, true_rate, at = metrics.roc_curve(labels, scores, drop_intermediate=False)
+    false_rate, true_rate, thresholds = metrics.roc_curve(labels, scores, drop_intermediate=False)
     share = labels.mean()
     accuracy = true_rate * share + (1 - false_rate) * (1 - share)
     best = int(accuracy.argmax())
-    precision, recall, cuts = metrics.precision_recall_curve(labels, scores)
+    precision, recall, f1_thresholds = metrics.precision_recall_curve(labels, scores)
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
     top = int(f1[:-1].argmax())
     return {
         "accuracy": float(accuracy[best]),
-        "accuracy_threshold": float(min(at[best], scores.max() + 1)),  # at[0] is infinite
+        # The first threshold is infinite.
+        "accuracy_threshold": float(min(thresholds[best], scores.max() + 1)),
         "f1": float(f1[top]),
-        "f1_threshold": float(cuts[top]),
+        "f1_threshold": float(f1_thresholds[top]),
         "average_precision": float(metrics.average_precision_score(labels, scores)),
     }
 
@@ -97,14 +98,14 @@ def triplets(anchors, positives, negatives):
 def retrieval(queries, corpus, relevant, *, left_out=None, depth=10):
     """recall@1, 5, 10, MRR@10 and nDCG@10 of a search by cosine.
 
-    queries (Q, D), corpus (M, D). relevant: for each query a set of corpus rows, not empty.
-    left_out: for each query the corpus row that is no answer (itself), -1 where there is none; None
-    where no query has one. recall@k is the share of a query's relevant rows among its first k.
+    queries (Q, D), corpus (M, D). relevant: a non-empty set of corpus rows for each query.
+    left_out: the corpus row that each query leaves out, itself for instance, or -1; None: no query
+    leaves out a row. recall@k is the share of a query's relevant rows among its first k.
     """
     extra = 0 if left_out is None else 1
-    _, found = top_k(queries, corpus, min(depth + extra, corpus.shape[0]))
+    _, nearest = top_k(queries, corpus, min(depth + extra, corpus.shape[0]))
     sums = dict.fromkeys(("recall@1", "recall@5", "recall@10", "mrr@10", "ndcg@10"), 0.0)
-    for query, row in enumerate(found.tolist()):
+    for query, row in enumerate(nearest.tolist()):
         if left_out is not None:
             row = [place for place in row if place != left_out[query]]
         hits = [place in relevant[query] for place in row[:depth]]

@@ -1,4 +1,4 @@
-"""Pairs with hard negatives from a corpus, found by an encoder: what `fastsim mine` writes."""
+"""Finds hard negatives for pairs with an encoder: what `fastsim mine` writes."""
 
 import json
 from collections import defaultdict
@@ -17,65 +17,64 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None
          batch_size=32, count=1, **limits):  # fmt: skip
     """(rows of anchor, positive, negative, ... as dictionaries, how many pairs were left out).
 
-    pairs: a file of anchors and positives; corpus: a file of texts besides the positives.
-    columns, kind, delimiter, header: as of `read_data`, the last three of the corpus too. limits:
-    those of `mine_hard_negatives`. A text that is a positive of the anchor anywhere in the file, or
-    the anchor itself, is no negative of it, whatever the spaces between its words. Pairs with fewer
-    than count negatives within the limits are left out.
+    pairs: a file of anchors and positives. corpus: a file of texts besides the positives. columns,
+    kind, delimiter, header: as for `read_data`; the last three apply to the corpus too. limits: the
+    options of `mine_hard_negatives`. The anchor itself and all its positives in the file are no
+    negatives; texts that differ only in white space count as equal. Pairs with fewer than `count`
+    negatives within the limits are left out.
     """
     dataset, layout = read_data(
         pairs, columns=columns, kind=kind, delimiter=delimiter, header=header
     )
     if layout.columns != ("anchor", "positive"):
-        found = ", ".join(layout.columns)
         raise DataError(
-            f"{pairs}: wanted the columns anchor and positive alone, got {found}; choose them with"
-            " --columns anchor,positive"
+            f"{pairs}: wanted only the columns anchor and positive, got"
+            f" {', '.join(layout.columns)}; select them with --columns anchor,positive"
         )
     anchors, positives = dataset["anchor"][:], dataset["positive"][:]
     further = (
         [] if corpus is None else read_corpus(corpus, kind=kind, delimiter=delimiter, header=header)
     )
-    texts, place = _distinct([*positives, *further])
-    unique, row_of = _distinct(anchors)
+    texts, text_row = _distinct([*positives, *further])
+    unique, anchor_row = _distinct(anchors)
     queries = check_vectors(encoder.encode_query(unique, batch_size=batch_size))
     vectors = check_vectors(encoder.encode_document(texts, batch_size=batch_size))
-    asked = [row_of[_words(anchor)] for anchor in anchors]
-    answers = [place[_words(positive)] for positive in positives]
-    known = defaultdict(dict)  # row of an anchor -> the corpus rows that are no negatives, in order
-    for query, answer in zip(asked, answers, strict=True):
-        known[query][answer] = None
-    for words, query in row_of.items():
-        if words in place:
-            known[query][place[words]] = None
-    found = [None] * len(anchors)
+    query_rows = [anchor_row[_words(anchor)] for anchor in anchors]
+    answers = [text_row[_words(positive)] for positive in positives]
+    excluded = defaultdict(dict)  # row of an anchor -> ordered set of rows that are no negatives
+    for query, answer in zip(query_rows, answers, strict=True):
+        excluded[query][answer] = None
+    for words, query in anchor_row.items():
+        if words in text_row:
+            excluded[query][text_row[words]] = None
+    negative_rows = [None] * len(anchors)
     seed = limits.pop("seed", 0)
-    for number, pairs_alike in enumerate(_groups([len(known[query]) for query in asked])):
-        rows_asked = [asked[pair] for pair in pairs_alike]
-        chosen, _ = mine_hard_negatives(
-            queries[torch.tensor(rows_asked)],
+    for number, group in enumerate(_groups([len(excluded[query]) for query in query_rows])):
+        group_queries = [query_rows[pair] for pair in group]
+        negatives, _ = mine_hard_negatives(
+            queries[torch.tensor(group_queries)],
             vectors,
-            _table([answers[pair] for pair in pairs_alike], [known[row] for row in rows_asked]),
+            _table([answers[pair] for pair in group], [excluded[row] for row in group_queries]),
             count=count,
-            seed=seed + number,  # or the draws of one group would be those of another
+            seed=seed + number,  # so that groups draw different random numbers
             **limits,
         )
-        for pair, rows in zip(pairs_alike, chosen.tolist(), strict=True):
-            found[pair] = rows
+        for pair, rows in zip(group, negatives.tolist(), strict=True):
+            negative_rows[pair] = rows
     names = ["negative", *(f"negative_{number}" for number in range(2, count + 1))]
-    written = []
-    for anchor, positive, rows in zip(anchors, positives, found, strict=True):
+    result = []
+    for anchor, positive, rows in zip(anchors, positives, negative_rows, strict=True):
         if -1 not in rows:
             negatives = zip(names, (texts[row] for row in rows), strict=True)
-            written.append({"anchor": anchor, "positive": positive, **dict(negatives)})
-    return written, len(anchors) - len(written)
+            result.append({"anchor": anchor, "positive": positive, **dict(negatives)})
+    return result, len(anchors) - len(result)
 
 
 def _groups(counts):
-    """Numbers of pairs in groups of counts within a factor of two.
+    """The indices of the counts, in groups whose counts differ by less than a factor of two.
 
-    A group is searched as deep as its largest count, with as many columns: one anchor of thousands
-    of positives would else make all pairs as wide.
+    The cost of each pair in a group grows with the largest count: without groups, one anchor with
+    thousands of positives would make all pairs expensive.
     """
     groups = defaultdict(list)
     for pair, count in enumerate(counts):
@@ -83,22 +82,22 @@ def _groups(counts):
     return groups.values()
 
 
-def _table(answers, known):
-    """(N, P): the corpus row of each pair's positive, then all rows known to be no negatives."""
-    table = torch.full((len(answers), 1 + max(map(len, known))), -1)
-    for place, (answer, rows) in enumerate(zip(answers, known, strict=True)):
-        table[place, 0] = answer
-        table[place, 1 : 1 + len(rows)] = torch.tensor(list(rows))
+def _table(answers, excluded):
+    """(N, P): the row of each pair's positive, then its excluded rows, then -1."""
+    table = torch.full((len(answers), 1 + max(map(len, excluded))), -1)
+    for pair, (answer, rows) in enumerate(zip(answers, excluded, strict=True)):
+        table[pair, 0] = answer
+        table[pair, 1 : 1 + len(rows)] = torch.tensor(list(rows))
     return table
 
 
 def _words(text):
-    """What a text is known by: one with other spaces is no other text."""
+    """A text with single spaces: texts that differ only in white space count as equal."""
     return " ".join(text.split())
 
 
 def _distinct(texts):
-    """(texts of different words, as each is written first; {words: their row})."""
+    """(the first of each set of equal texts, {its words: its index})."""
     first = {}
     for text in texts:
         first.setdefault(_words(text), text)
@@ -106,12 +105,12 @@ def _distinct(texts):
 
 
 def check_output(path, *read, overwrite=False):
-    """`OutputError` where `write_rows` would fail, write over a file that is read, or over another.
+    """`OutputError` if `write_rows` would fail, or overwrite a file that must be kept.
 
-    read: files, or None. overwrite: whether a file that is there may be written over.
+    read: the files that are read, or None. overwrite: whether another file may be overwritten.
     """
     path = Path(path)
-    # A name that promises something else could not be read again.
+    # A file with the suffix of another format could not be read again.
     if path.suffix.lower() == ".gz" or SUFFIXES.get(suffix_of(path), "jsonl") != "jsonl":
         raise OutputError(
             f"output: wanted a name that ends in .jsonl, since JSON lines are written, got"
@@ -122,12 +121,12 @@ def check_output(path, *read, overwrite=False):
             if name is not None and Path(name).exists() and path.samefile(name):
                 raise OutputError(f"output: wanted another file than those read, got {str(path)!r}")
         if not overwrite:
-            raise OutputError(f"output: {str(path)!r} is there already; --overwrite writes over it")
+            raise OutputError(f"output: {str(path)!r} exists; --overwrite replaces it")
         if not path.is_file():
-            raise OutputError(f"output: wanted a file, {str(path)!r} is none")
+            raise OutputError(f"output: wanted a file, got {str(path)!r}")
     check_new_file("output", path)
 
 
 def write_rows(rows, path):
-    """JSON lines that are there whole or not at all; `OutputError` where they cannot be."""
+    """Write the rows as JSON lines, all or none; `OutputError` if they cannot be written."""
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

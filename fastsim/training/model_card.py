@@ -43,7 +43,7 @@ def model_card(result, encoder, name, *, cross=False):
 
 
 def main_metrics(metrics, metric):
-    """The metric that chose the model and the next two, in the order of the rest."""
+    """The metric that selected the model, and the first two of the others."""
     others = [name for name in metrics if name != metric]
     return [metric, *others][:_SHOWN]
 

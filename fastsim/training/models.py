@@ -1,11 +1,11 @@
-"""What the trainer trains: an encoder together with its loss."""
+"""The modules that are trained: an encoder together with its loss."""
 
 import torch
 from torch import nn
 
 
 class BiEncoderModel(nn.Module):
-    """What the trainer trains: an `Encoder` and an `Objective`, whose parameters learn with it."""
+    """An `Encoder` with an `Objective`, both of which may have parameters to train."""
 
     def __init__(self, encoder, objective):
         super().__init__()
@@ -13,10 +13,10 @@ class BiEncoderModel(nn.Module):
         self._no_split_modules = _layers_of(encoder)
 
     def forward(self, features, labels=None, exclude=None, rows=None):
-        """features: one dictionary of tensors per text column; labels (N,) or None.
+        """The loss. features: one dictionary of tensors per text column; labels (N,) or None.
 
-        A dictionary alone: its embeddings, for the micro-batches of `GradCache`. rows: how many of
-        the embeddings the loss gets, by default all.
+        rows: how many of the embeddings the loss gets, by default all. If features is a single
+        dictionary, the result is its embeddings, for the micro-batches of `GradCache`.
         """
         if isinstance(features, dict):
             return self.encoder(features)
@@ -33,19 +33,19 @@ class CrossEncoderModel(nn.Module):
         self._no_split_modules = _layers_of(encoder)
 
     def forward(self, features, labels=None, rows=None):
-        """features: the tensors of the joint input; labels (N,) in [0, 1]; rows: of the loss."""
+        """The loss. features: tensors of the pairs; labels (N,) in [0, 1]; rows: as above."""
         return {"loss": self.loss(self.encoder(features)[:rows], labels, group=self.group)}
 
 
 def _layers_of(encoder):
-    """Names of the classes of layers that FSDP2 gathers one by one, for accelerate."""
+    """The class names of the layers that FSDP2 gathers one at a time, for accelerate."""
     names = getattr(encoder.model, "_no_split_modules", None) or []
     found = {type(module).__name__ for module in encoder.modules()}
     return [name for name in names if name in found]
 
 
 class Bound(nn.Module):
-    """An `Objective` with the further arguments of a batch: a loss of embeddings alone."""
+    """An `Objective` with the labels and other arguments of a batch: a function of embeddings."""
 
     def __init__(self, objective, rows=None, **arguments):
         super().__init__()
@@ -57,9 +57,9 @@ class Bound(nn.Module):
 
 
 def freeze_idle(encoder, features):
-    """Parameters that no embedding depends on (BERT's pooler) stop asking for a gradient.
+    """Freeze the parameters that no embedding depends on, such as BERT's pooler.
 
-    Processes that average gradients would wait for theirs. features: some input of the encoder.
+    Processes that average gradients would wait for theirs. features: any input of the encoder.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Which loss fits which columns, and a loss with its learnt numbers on a batch of embeddings."""
+"""Which loss fits which columns, and the objective: a loss with its learnt parameters."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ def _candidates(loss, vectors, labels, **options):
 
 
 def _triplets(loss, vectors, labels):
-    # Several columns of negatives: each is a triplet with the row's anchor and positive.
+    # Each column of negatives forms triplets with the anchors and positives.
     anchors, positives, *negatives = vectors
     parts = [loss(anchors, positives, negative) for negative in negatives]
     return torch.stack(parts).mean(0)
@@ -50,11 +50,12 @@ class PairCoSENT(losses.CoSENT):
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss that can be trained: its module, how it is applied per format, what it can learn.
+    """A loss that can be trained: its module, its call for each format, the options it can learn.
 
-    repeats: what becomes of equal texts in a batch of tuples: "exclude", the loss leaves them out
-    of each other's negatives; "apart", it cannot, so they must not meet; "ignore", it looks at no
-    other row. minimum: rows a batch needs. positives: whether rows of one label are wanted.
+    repeats: how equal texts in a batch of tuples are treated. "exclude": the loss excludes them
+    from each other's negatives. "apart": it cannot, so they are put into different batches.
+    "ignore": it uses no other row. minimum: the rows that a batch needs. positives: whether the
+    loss needs several rows of one label.
     """
 
     module: type
@@ -102,8 +103,8 @@ LOSSES = {
         losses.BatchHardTriplet, {"labelled texts": _groups}, minimum=3, positives=True
     ),
 }
-_TRIED = 4  # rows of `Objective.try_out`: two labels, each with a positive
-_POSITIVE = ("scale", "temperature")  # learnt as logarithms, so that they stay above zero
+_TRIAL_ROWS = 4  # of `Objective.try_out`: two labels, each with a positive
+_POSITIVE = ("scale", "temperature")  # learnt as logarithms, so that they stay above 0
 
 
 def fitting(layout):
@@ -115,23 +116,23 @@ def fitting(layout):
 
 
 def check_loss(name, layout):
-    """`name` is a loss that fits the columns, else ValueError with those that do."""
+    """ValueError that lists the losses for these columns, unless `name` is one of them."""
     fits = fitting(layout)
     if name in fits:
         return
-    shown = f"the columns ({', '.join(layout.columns)}) can train {', '.join(fits)}"
-    known = "" if name in LOSSES else f"; all losses: {', '.join(LOSSES)}"
-    raise ValueError(f"loss: {shown}, got {name!r}{known}")
+    wanted = f"one of {', '.join(fits)} for the columns ({', '.join(layout.columns)})"
+    hint = "" if name in LOSSES else f"; all losses: {', '.join(LOSSES)}"
+    raise ValueError(f"loss: wanted {wanted}, got {name!r}{hint}")
 
 
 class Objective(nn.Module):
     """A loss on the embeddings of a batch's text columns.
 
-    name: one of `LOSSES`; layout: the `Format` of the data. options: the loss's own (temperature,
-    scale, margin, ...). learn: options that are parameters and start at their value; scale and
-    temperature as logarithms. dim, classes: for "classification", the width of the embeddings and
-    the names of the classes. group: a process group whose ranks each hold a share of the batch.
-    widths: those of `fastsim.losses.Matryoshka`. ValueError for what does not fit.
+    name: one of `LOSSES`. layout: the `Format` of the data. options: of the loss (temperature,
+    scale, margin, ...). learn: options that become parameters, initialised with their value; scale
+    and temperature as logarithms. dim, classes: the width of the embeddings and the names of the
+    classes, for "classification". group: a process group whose ranks each hold a share of the
+    batch. widths: as for `fastsim.losses.Matryoshka`. ValueError for arguments that do not fit.
     """
 
     def __init__(
@@ -142,34 +143,35 @@ class Objective(nn.Module):
         spec = LOSSES[name]
         for option in learn:
             if option not in spec.learnable:
-                known = ", ".join(spec.learnable) or "nothing"
-                raise ValueError(f"learn: {name} can learn {known}, got {option!r}")
+                wanted = f"one of {', '.join(spec.learnable)}" if spec.learnable else "nothing"
+                raise ValueError(f"learn: wanted {wanted} for {name}, got {option!r}")
         self.name, self.classes, self.learn = name, tuple(classes), tuple(learn)
         self.options = dict(options or {})
         self.group, self.widths = group, tuple(widths)
         if self.widths and name == "classification":
             raise ValueError(
-                f"matryoshka: the loss classification takes no widths, got {self.widths}"
+                "matryoshka: cannot be combined with the loss classification"
+                f" (got widths {self.widths})"
             )
         self.pairwise = name in ("cosine_regression", "triplet_margin", "classification")
         if name == "classification":
             if self.options:
-                given = ", ".join(self.options)
-                raise ValueError(f"loss option: classification has none, got {given}")
+                names = ", ".join(self.options)
+                raise ValueError(f"loss_options: wanted none for classification, got {names}")
             self.loss = losses.SoftmaxClassification(dim, len(self.classes))
         else:
-            known = dict(inspect.signature(spec.module).parameters)
-            known.pop("group", None)  # the trainer's
-            if unknown := self.options.keys() - known.keys():
+            parameters = dict(inspect.signature(spec.module).parameters)
+            parameters.pop("group", None)  # set by the trainer
+            if unknown := self.options.keys() - parameters.keys():
                 raise ValueError(
-                    f"loss option: wanted one of {name}'s, {', '.join(known)},"
+                    f"loss_options: wanted options of {name} ({', '.join(parameters)}),"
                     f" got {', '.join(sorted(unknown))}"
                 )
             for option, value in self.options.items():
-                _check_type(option, value, known[option].default)
+                _check_type(option, value, parameters[option].default)
             reduction = self.options.get("reduction", "mean")
             if self.pairwise and group is not None and reduction != "mean":
-                # Each process has the loss of its own rows, and gradients are averaged.
+                # Each process computes the loss of its own rows, and gradients are averaged.
                 raise ValueError(
                     f"reduction: wanted 'mean' in several processes, got {reduction!r}"
                 )
@@ -179,40 +181,43 @@ class Objective(nn.Module):
         self._apply_loss = spec.apply[layout.name]
         self.learnt = nn.ParameterDict()
         for option in learn:
-            # Of one dimension: FSDP2 shards no numbers without.
+            # One-dimensional, as FSDP2 cannot shard 0-d tensors.
             start = torch.tensor([float(getattr(self.loss, option))])
             self.learnt[option] = nn.Parameter(start.log() if option in _POSITIVE else start)
 
     def forward(self, vectors, labels=None, exclude=None):
         """The loss of embeddings, one (N, D) tensor per text column, and labels (N,) or None.
 
-        exclude: `exclude=` of a loss over candidates.
+        exclude: for a loss with an option of this name.
         """
         for option, learnt in self.learnt.items():
             value = learnt.reshape(())
-            # A Parameter itself would become one of the loss module too, saved twice.
+            # Not the Parameter itself, which the loss module would register: it is saved once.
             setattr(self.loss, option, value.exp() if option in _POSITIVE else value.clone())
         options = {} if exclude is None else {"exclude": exclude}
         loss = losses.Matryoshka(self.loss, self.widths) if self.widths else self.loss
         loss = self._apply_loss(loss, vectors, labels, **options)
         if self.pairwise and self.group is not None:
-            # The average over the ranks of these is the mean over all rows.
+            # With this factor the average over the ranks is the mean over all rows.
             loss = loss * join(self.group, self.name, vectors[0], vectors[0]).mean_share
         return loss
 
     def try_out(self, layout, *, dim, dtype=torch.float32, device=None):
-        """Refuse what the loss would refuse in its first step: its options, widths, backend.
+        """Raise the errors of the first step early: of the options, widths and backend of the loss.
 
-        On made-up embeddings (4, dim), in this process alone. Learnt options are tried as they were
-        given: as logarithms they would become NaN and pass.
+        The trial is on random embeddings (4, dim), in this process alone. Learnt options are tried
+        with their original value: the logarithm of a negative one is NaN, which no check refuses.
         """
         if self.name == "classification":  # it has no options
             return
-        random = torch.Generator().manual_seed(0)  # the run's own numbers stay
-        vectors = torch.randn(len(layout.texts), _TRIED, dim, generator=random)
+        random = torch.Generator().manual_seed(0)  # leaves the random numbers of the run alone
+        vectors = torch.randn(len(layout.texts), _TRIAL_ROWS, dim, generator=random)
         vectors = vectors.to(device, dtype).requires_grad_()  # a backend may refuse gradients
-        made_up = {"score": torch.linspace(0, 1, _TRIED), "label": torch.arange(_TRIED) // 2}
-        labels = None if layout.label is None else made_up[layout.label].to(device)
+        values = {
+            "score": torch.linspace(0, 1, _TRIAL_ROWS),
+            "label": torch.arange(_TRIAL_ROWS) // 2,
+        }
+        labels = None if layout.label is None else values[layout.label].to(device)
         try:
             loss = LOSSES[self.name].module(**self.options)
             loss = losses.Matryoshka(loss, self.widths) if self.widths else loss
@@ -226,15 +231,15 @@ class Objective(nn.Module):
             )
 
     def values(self):
-        """The options as numbers, learnt ones at their present value."""
-        now = {
+        """The options, with the current values of learnt ones."""
+        learnt = {
             name: (value.exp() if name in _POSITIVE else value).item()
             for name, value in self.learnt.items()
         }
-        return {**self.options, **now}
+        return {**self.options, **learnt}
 
     def write_to(self, folder):
-        """`fastsim_loss.json` and, where something is learnt, `fastsim_loss.safetensors`."""
+        """Write `fastsim_loss.json` and, if there are parameters, `fastsim_loss.safetensors`."""
         from safetensors.torch import save_file
 
         state = {key: value.detach().contiguous() for key, value in self.state_dict().items()}
@@ -247,21 +252,21 @@ class Objective(nn.Module):
 
 
 def _check_type(name, value, default):
-    """Refuse a value of another type than the option's default, where that says what is wanted."""
-    wanted, kinds = None, ()
+    """Refuse a value whose type differs from that of the option's default, if it has one."""
+    wanted, types = None, ()
     if isinstance(default, bool):
-        wanted, kinds = "true or false", (bool,)
+        wanted, types = "true or false", (bool,)
     elif isinstance(default, (int, float)):
-        wanted, kinds = "a number", (int, float, torch.Tensor)
+        wanted, types = "a number", (int, float, torch.Tensor)
     elif isinstance(default, str):
-        wanted, kinds = "a text", (str,)
-    fits = isinstance(value, kinds) and (isinstance(value, bool) == (bool in kinds))
+        wanted, types = "a text", (str,)
+    fits = isinstance(value, types) and (isinstance(value, bool) == (bool in types))
     if wanted is not None and not fits:
-        raise ValueError(f"loss option {name}: wanted {wanted}, got {value!r}")
+        raise ValueError(f"loss_options: {name}: wanted {wanted}, got {value!r}")
 
 
 def read_classifier(folder, dim):
-    """(SoftmaxClassification, class names) saved with a model, or None where there is none."""
+    """(SoftmaxClassification, class names) saved with a model, or None."""
     from safetensors.torch import load_file
 
     about, weights = (Path(folder) / f"fastsim_loss.{end}" for end in ("json", "safetensors"))

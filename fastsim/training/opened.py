@@ -1,8 +1,10 @@
-"""Files opened: {column: its place in the header}, their parts, and the header, empty without one.
+"""Opens data files. Each function returns (places, parts, header).
 
-Rows are (where, values in the order of the names, or what is wrong with the row). Parts are checked
-columns of some rows at a time, for (path, format, a list of what is wrong with rows left out or
-None).
+places: {column: its place in the header}. header: a list of names, empty without a header.
+parts(path, format, bad): yields the checked columns of some rows at a time. bad: a list for the
+faults of skipped rows; None: a fault is raised.
+
+Rows are (where, values) or (where, `DataError`) for a malformed row.
 """
 
 import functools
@@ -22,11 +24,11 @@ from fastsim.training.rows import (
 )
 from fastsim.training.values import checked_rows
 
-_PART = 10_000  # rows checked and written at once
+_PART = 10_000  # rows checked and written at a time
 
 
 def open_delimited(path, kind, roles, delimiter, header, say):
-    """say: is told of a first line that is taken for a row and not for a header."""
+    """A CSV or TSV file. say: called if the first line is taken for a row and not for a header."""
     rows = delimited_rows(path, kind, delimiter)
     first = next(rows, None)
     if first is None:
@@ -42,55 +44,53 @@ def open_delimited(path, kind, roles, delimiter, header, say):
             check_no_header(names, roles, second and second[1], path)
             pairs = zip((role for role, _ in roles), names, strict=False)
             shown = ", ".join(f"{role} {name!r:.40}" for role, name in pairs if role != "_")
-            say(f"{path}: taken for a file without a header; line 1 is a row: {shown}")
+            say(f"{path}: read as a file without a header; line 1 is a row: {shown}")
         places = {role: place for place, (role, _) in enumerate(roles) if role != "_"}
-        rows = _again([first] if second is None else [first, second], rows)
+        rows = itertools.chain([first] if second is None else [first, second], rows)
         width, headers, names = len(roles), 0, []
     elif header is False:
-        raise DataError(f"{path}: without a header, wanted --columns with names alone, without =")
+        raise DataError(f"{path}: wanted --columns without = for a file without a header")
     else:
         places = select(names, roles, path)
         width, headers = len(names), 1
-    wanted = list(places.values())
-    tables = delimited_tables(path, kind, delimiter, width, wanted, skip=headers)
-    rows = _pick(path, rows, wanted, width)
+    used = list(places.values())
+    tables = delimited_tables(path, kind, delimiter, width, used, skip=headers)
+    rows = _select_places(path, rows, used, width)
     return places, functools.partial(_delimited_parts, places, tables, rows), names
 
 
-def _again(first, rest):
-    yield from first
-    yield from rest
-
-
-def _pick(path, rows, places, width):
+def _select_places(path, rows, places, width):
+    """The values at these places of rows of `width` fields."""
     for where, row in rows:
         fault = width_fault(row, width, path, where)
         yield where, fault or [row[place] for place in places]
 
 
 def open_named(path, kind, roles):
+    """A JSON file, whose rows are dictionaries."""
     rows = named_rows(path, kind)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no rows")
-    if isinstance(first[1], DataError):  # it would say which columns there are
+    if isinstance(first[1], DataError):  # it should name the columns
         raise first[1]
     header = list(first[1])
     places = select(header, roles, path)
     keys = [header[place] for place in places.values()]
-    rows = _of_keys(path, keys, _again([first], rows), known=set(header) if roles is None else None)
+    known = set(header) if roles is None else None
+    rows = _select_keys(path, keys, itertools.chain([first], rows), known)
     return places, functools.partial(_row_parts, list(places), rows), header
 
 
-def _of_keys(path, keys, rows, known=None):
-    """Of rows by name. known: the columns of the first row, where no later one may have more."""
+def _select_keys(path, keys, rows, known=None):
+    """The values of these keys. known: the only roles that rows may have; None: any."""
     for where, row in rows:
         if isinstance(row, DataError):
             yield where, row
             continue
         missing = [key for key in keys if row.get(key) is None]
-        more = known is not None and not row.keys() <= known
-        if more and (new := [name for name in row if name not in known and is_role(name)]):
+        has_more = known is not None and not row.keys() <= known
+        if has_more and (new := [name for name in row if name not in known and is_role(name)]):
             yield (
                 where,
                 DataError(
@@ -105,6 +105,7 @@ def _of_keys(path, keys, rows, known=None):
 
 
 def open_tables(path, kind, roles):
+    """Parquet or a data set on the hub, as Arrow tables."""
     tables = hub_tables(path) if kind == "hub" else parquet_tables(path)
     first = next(tables, None)
     if first is None:
@@ -112,7 +113,7 @@ def open_tables(path, kind, roles):
     header = first.column_names
     places = select(header, roles, path)
     keys = {name: header[place] for name, place in places.items()}
-    return places, functools.partial(_table_parts, keys, _again([first], tables)), header
+    return places, functools.partial(_table_parts, keys, itertools.chain([first], tables)), header
 
 
 # ---- parts ----
@@ -125,21 +126,21 @@ def _row_parts(names, rows, path, layout, bad):
 
 
 def _table_parts(keys, tables, path, layout, bad):
-    from fastsim.training.tables import checked_columns  # wants Arrow, which rows alone do not
+    from fastsim.training.tables import checked_columns  # needs Arrow
 
-    wanted, count = list(keys.values()), 1
+    names, count = list(keys.values()), 1
     for table in tables:
         columns = checked_columns(table, keys, layout)
         if columns is not None:
             yield columns
         else:
-            rows = numbered(table.select(wanted).to_pylist(), start=count)
-            yield from _row_parts(list(keys), _of_keys(path, wanted, rows), path, layout, bad)
+            rows = numbered(table.select(names).to_pylist(), start=count)
+            yield from _row_parts(list(keys), _select_keys(path, names, rows), path, layout, bad)
         count += len(table)
 
 
 def _delimited_parts(places, tables, rows, path, layout, bad):
-    """Arrow's tables while nothing is wrong with them; the rest by rows, which say what is."""
+    """Arrow tables up to the first fault, then rows, which report it."""
     from fastsim.training.tables import checked_columns
 
     keys, done = {name: str(place) for name, place in places.items()}, 0
@@ -152,6 +153,6 @@ def _delimited_parts(places, tables, rows, path, layout, bad):
     else:
         return
     for columns in _row_parts(list(places), rows, path, layout, bad):
-        again = min(done, len(columns[0]))
-        done -= again
-        yield [column[again:] for column in columns]
+        repeated = min(done, len(columns[0]))  # rows that a table has given already
+        done -= repeated
+        yield [column[repeated:] for column in columns]

@@ -1,4 +1,4 @@
-"""Options as the types in their annotations: numbers of any library, paths as their text."""
+"""Converts options to the types of their annotations: numbers of any library, paths to text."""
 
 import os
 from types import NoneType
@@ -6,15 +6,15 @@ from types import NoneType
 from fastsim.checks import check_flags, float_of, int_of
 
 
-def as_kind(name, value, kinds):
-    """The value of the option `name` as one of `kinds`, the types in its annotation.
+def converted(name, value, kinds):
+    """The value of the option `name` as one of `kinds`, the types of its annotation.
 
     TypeError for another type, ValueError for a flag that is neither True nor False.
     """
     if value is None and NoneType in kinds:
         return None
-    if name in _PARTS:
-        return _PARTS[name](name, value)
+    if name in _COLLECTIONS:
+        return _COLLECTIONS[name](name, value)
     if bool in kinds:
         check_flags(**{name: value})
         return bool(value)
@@ -59,37 +59,37 @@ def _list(name, values, what):
     return values or ()
 
 
-def _prompts(name, given):
-    return {key: _text(f"{name}: {key}", text) for key, text in _dict(name, given).items()}
+def _prompts(name, values):
+    return {key: _text(f"{name}: {key}", text) for key, text in _dict(name, values).items()}
 
 
-def _of_loss(name, given):
-    """Numbers of torch and NumPy as Python's, which JSON can hold; the rest as it is."""
-    found = {}
-    for key, value in _dict(name, given).items():
+def _loss_options(name, values):
+    """Converts numbers of torch and NumPy to those of Python, which JSON can hold."""
+    result = {}
+    for key, value in _dict(name, values).items():
         if getattr(value, "requires_grad", False):
             raise ValueError(
-                f"{name}: {key}: wanted a number, got a tensor that asks for a gradient;"
+                f"{name}: {key}: wanted a number, got a tensor that requires a gradient;"
                 f" learn=({key!r},) learns it"
             )
-        found[key] = value.item() if getattr(value, "ndim", None) == 0 else value
-    return found
+        result[key] = value.item() if getattr(value, "ndim", None) == 0 else value
+    return result
 
 
-def _dict(name, given):
-    if not isinstance(given, dict):
-        raise TypeError(f"{name}: wanted a dictionary, got {type(given).__name__}")
-    for key in given:
+def _dict(name, values):
+    if not isinstance(values, dict):
+        raise TypeError(f"{name}: wanted a dictionary, got {type(values).__name__}")
+    for key in values:
         if not isinstance(key, str):
             raise TypeError(f"{name}: wanted names that are texts, got {key!r}")
-    return given
+    return values
 
 
-# Options of several parts.
-_PARTS = {
+# Options that hold several values.
+_COLLECTIONS = {
     "score_range": _range,
     "learn": _names,
     "matryoshka": _widths,
-    "loss_options": _of_loss,
+    "loss_options": _loss_options,
     "prompts": _prompts,
 }

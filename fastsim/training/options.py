@@ -1,4 +1,4 @@
-"""What a training run can be told, checked before anything is read."""
+"""The options of a training run, checked before anything is read."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import get_args
 
 from fastsim.encoders.names import EMBEDDED
 
-# Options that may change between a run and its resumption.
+# Options that may differ when a run is resumed.
 FREE = (
     "resume",
     "overwrite",
@@ -24,27 +24,26 @@ FREE = (
     "trust_remote_code",
     "allow_pickle",
     "push_to_hub",
-    "train",  # by its content instead
+    "train",  # its content is compared instead
     "eval",
 )
-GROWING = ("epochs", "max_steps")  # may grow: training longer is what people resume for
-# May come with a resumption where the run had nothing to evaluate on: the data, what is about them.
+GROWING = ("epochs", "max_steps")  # a resumed run may train longer
+# May be added to a resumed run that had no evaluation data.
 OF_EVALUATION = ("eval_data", "eval_columns", "eval_steps", "best_metric", "early_stopping")
 CHOICES = {
     "architecture": ("bi-encoder", "cross-encoder"),
     "precision": ("fp32", "bf16", "fp16"),
     "weights": ("fp32", "bf16"),
 }
-LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
+LARGEST_SEED = 2**32 - 1  # the limit of NumPy
 
 
 @dataclass
 class Options:
-    """What `fastsim train` can be told; the command line's help explains each.
+    """The options of `fastsim train`; `fastsim train --help` explains each.
 
-    Numbers may be those of any library. A path becomes its text; train and eval may be lists of
-    data. TypeError for an option of another type than its annotation; ValueError for a number out
-    of its range or a word that is none of its choices.
+    Numbers may be those of any library. Paths become text; train and eval may be lists. TypeError
+    for a type that differs from the annotation; ValueError for a value that is not allowed.
     """
 
     train: str | os.PathLike | list
@@ -102,14 +101,14 @@ class Options:
     allow_pickle: bool = False
 
     def __post_init__(self):
-        # It wants torch, for which `fastsim --help` does not wait.
-        from fastsim.training.option_values import as_kind
+        # Imported here, since it imports torch, which `fastsim --help` does not need.
+        from fastsim.training.option_values import converted
 
         for field in fields(self):
             kinds = get_args(field.type) or (field.type,)
-            setattr(self, field.name, as_kind(field.name, getattr(self, field.name), kinds))
+            setattr(self, field.name, converted(field.name, getattr(self, field.name), kinds))
         for name in ("epochs", "learning_rate", "loss_learning_rate", "checkpoint_minutes"):
-            self._check_number(name, above=True)
+            self._check_number(name, positive=True)
         for name in ("warmup", "weight_decay"):
             self._check_number(name)
         for name in ("max_steps", "batch_size", "micro_batch_size", "accumulate", "max_length",
@@ -123,7 +122,10 @@ class Options:
             if getattr(self, name) == []:
                 raise ValueError(f"{name}: wanted at least one file, got none")
         if self.resume and self.overwrite:
-            raise ValueError("overwrite: wanted without resume, which goes on with what it removes")
+            raise ValueError(
+                "overwrite: cannot be combined with resume, which continues from the checkpoints"
+                " that overwrite removes"
+            )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 wanted = ", ".join(choices[:-1]) + f" or {choices[-1]}"
@@ -134,28 +136,28 @@ class Options:
         if both and self.checkpoint_steps % self.eval_steps:
             raise ValueError(
                 f"checkpoint_steps: wanted a multiple of eval_steps ({self.eval_steps}), so that"
-                f" what is saved is evaluated, got {self.checkpoint_steps}"
+                f" every checkpoint is evaluated, got {self.checkpoint_steps}"
             )
 
     def as_written(self):
-        """{name: value} as JSON holds them; TypeError for a value that it cannot hold."""
-        found = {}
+        """{name: value} as read back from JSON; TypeError for a value that JSON cannot hold."""
+        options = {}
         for field in fields(self):
             value = getattr(self, field.name)
             try:
-                found[field.name] = json.loads(json.dumps(value))
+                options[field.name] = json.loads(json.dumps(value))
             except (TypeError, ValueError) as error:
                 raise TypeError(
                     f"{field.name}: wanted what JSON can hold, got {value!r:.80}: {error}"
                 ) from error
-        return found
+        return options
 
-    def _check_number(self, name, *, above=False):
+    def _check_number(self, name, *, positive=False):
         value = getattr(self, name)
         if value is None:
             return
-        if not math.isfinite(value) or value < 0 or (above and value == 0):
-            wanted = "above 0" if above else "of at least 0"
+        if not math.isfinite(value) or value < 0 or (positive and value == 0):
+            wanted = "above 0" if positive else "of at least 0"
             raise ValueError(f"{name}: wanted a finite number {wanted}, got {value}")
 
     def _check_count(self, name):

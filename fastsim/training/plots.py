@@ -8,7 +8,7 @@ WIDE = (8, 3.2)
 
 
 def draw(history, metric, before, after, folder):
-    """All pictures of a run into a folder; before and after: what `Task.sample` gave."""
+    """Draw all pictures of a run into a folder; before, after: results of `Task.sample`."""
     folder = Path(folder)
     curves(history, metric, folder / "curves.png")
     if "heat" in after:
@@ -18,7 +18,7 @@ def draw(history, metric, before, after, folder):
 
 
 def curves(history, metric, path):
-    """Loss and, unless it is None, one metric against steps, from the trainer's log history."""
+    """The loss and a metric (or None) over the steps, from the log history of the trainer."""
     figure = Figure(figsize=WIDE, layout="constrained")
     shown = [("loss", "training loss")]
     shown += [] if metric is None else [(f"eval_{metric}", metric)]
@@ -35,7 +35,7 @@ def curves(history, metric, path):
 
 
 def similarity(gold, before, after, path):
-    """Similarity against gold score for the same pairs before and after: three lists (N,)."""
+    """The similarity of pairs over their gold score, before and after training: lists (N,)."""
     figure = Figure(figsize=WIDE, layout="constrained")
     all_axes = figure.subplots(1, 2, sharex=True, sharey=True)
     for axes, values, title in zip(all_axes, (before, after), ("before", "after"), strict=True):
@@ -47,7 +47,7 @@ def similarity(gold, before, after, path):
 
 
 def heat_maps(before, after, path):
-    """Cosines of a batch's first texts (rows) with its second texts (columns), (N, M) each."""
+    """The cosines of first texts (rows) with second texts (columns), (N, M) each."""
     figure = Figure(figsize=WIDE, layout="constrained")
     all_axes = figure.subplots(1, 2)
     for axes, values, title in zip(all_axes, (before, after), ("before", "after"), strict=True):

@@ -1,4 +1,4 @@
-"""Data, model and loss of a training run, checked against each other before anything starts."""
+"""The data, model and loss of a training run, checked together before it starts."""
 
 import math
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from fastsim.training.objectives import Objective, check_loss
 from fastsim.training.prompts import check_prompts, check_used, name_parts
 from fastsim.training.schedule import check_schedule
 
-SHOWN = 16  # texts a side in the picture of cosines
-SCATTERED = 500  # pairs in the picture of similarities
+HEAT_MAP_TEXTS = 16  # per side, in the picture of cosines
+SCATTER_PAIRS = 500  # in the picture of similarities
 
 
 @dataclass
 class Task:
-    """What is trained and on what; made by `prepare`."""
+    """A model with the data to train and evaluate it; made by `prepare`."""
 
     model: torch.nn.Module
     encoder: torch.nn.Module
@@ -37,7 +37,7 @@ class Task:
     batches: object = None
 
     def evaluate(self):
-        """Metrics of the model as it is now on the evaluation data."""
+        """Metrics of the current model on the evaluation data."""
         if self.cross:
             return evaluation.evaluate_cross_encoder(
                 self.encoder, self.eval, self.eval_layout, batch_size=self.batch_size
@@ -53,72 +53,60 @@ class Task:
 
     @property
     def width(self):
-        """How many numbers of an embedding are trained: the widest of Matryoshka, None for all."""
+        """The width of the embeddings that is trained: the largest of Matryoshka, or None."""
         return max(self.model.objective.widths, default=None)
 
     def sample(self):
-        """Scores of a few rows for the pictures: the model as it is now."""
+        """Scores of the current model for a few rows, for the pictures."""
         data, layout = (
             (self.train, self.layout) if self.eval is None else (self.eval, self.eval_layout)
         )
-        found = {}
+        result = {}
         if not self.cross:
-            rows = data.select(range(min(SHOWN, len(data))))
+            rows = data.select(range(min(HEAT_MAP_TEXTS, len(data))))
             vectors = [self._encode(rows, name) for name in layout.texts[:2]]
-            found["heat"] = cosine_similarity(vectors[0], vectors[-1]).tolist()
+            result["heat"] = cosine_similarity(vectors[0], vectors[-1]).tolist()
         if layout.label == "score":
-            rows = data.select(range(min(SCATTERED, len(data))))
+            rows = data.select(range(min(SCATTER_PAIRS, len(data))))
             if self.cross:
                 scores = self.encoder.score(*(rows[name][:] for name in layout.texts))
             else:
                 parts = (self._encode(rows, name) for name in layout.texts)
                 scores = paired_cosine_similarity(*parts)
-            found |= {"gold": rows["score"][:], "scores": scores.tolist()}
-        return found
+            result |= {"gold": rows["score"][:], "scores": scores.tolist()}
+        return result
 
     def _encode(self, rows, name):
-        """Embeddings of a column, as they are trained."""
+        """Embeddings of a column at the trained width."""
         prompt = self.encoder.prompt_of_column(name)
         return self.encoder.encode(rows[name][:], prompt=prompt)[:, : self.width]
 
     def features(self):
-        """An input of the encoder: the first row's texts."""
+        """An input of the encoder: the texts of the first row."""
         texts = [[self.train[0][name]] for name in self.layout.texts]
         features = self.encoder.tokenize(*(texts if self.cross else texts[:1]))
         return {name: value.to(self.encoder.device) for name, value in features.items()}
 
     def loss_values(self):
-        """The options of the loss, learnt ones as they are now."""
+        """The options of the loss, with the current values of learnt ones."""
         return {} if self.cross else self.model.objective.values()
 
     def write_to(self, folder):
-        """The model's files, the loss's beside them."""
+        """Write the files of the model and of the loss."""
         self.encoder.write_to(folder)
         if not self.cross:
             self.model.objective.write_to(folder)
 
 
 def prepare(options, group=None, say=None):
-    """A `Task` from `Options`, or ValueError for what does not fit together.
+    """A `Task` from `Options`; ValueError if options, data and model do not fit together.
 
-    group: the process group that trains together, if there is one. say: is told how the reading
-    goes on.
+    group: the process group that trains together, or None. say: a function of one line of text,
+    called while data are read.
     """
     cross = options.architecture == "cross-encoder"
     gpu = torch.cuda.is_available() and not options.cpu
-    if options.precision == "fp16" and not gpu:
-        raise ValueError("precision: fp16 wants a GPU; on a CPU wanted bf16 or fp32")
-    if options.score_range is not None:
-        low, high = options.score_range
-        if not (low < high and math.isfinite(low) and math.isfinite(high)):
-            raise ValueError(
-                f"score_range: wanted LOW,HIGH with finite LOW < HIGH, got {low:g},{high:g}"
-            )
-    check_schedule(options.schedule)
-    for name in ("best_metric", "early_stopping", "eval_steps", "eval_columns"):
-        if getattr(options, name) and options.eval is None:
-            raise ValueError(f"{name}: wanted with evaluation data (--eval), got none")
-    check_prompts(options.prompts)
+    _check_options(options, gpu)
     reading = {
         "kind": options.kind,
         "delimiter": options.delimiter,
@@ -131,17 +119,17 @@ def prepare(options, group=None, say=None):
         _check_cross(options, layout)
     else:
         check_loss(options.loss, layout)
-    held, held_layout = None, None
+    eval_data, eval_layout = None, None
     if options.eval is not None:
-        held, held_layout = read_data(options.eval, columns=_eval_columns(options), **reading)
+        eval_data, eval_layout = read_data(options.eval, columns=_eval_columns(options), **reading)
     if options.score_range is not None and layout.label != "score":
-        raise ValueError(f"score_range: wanted with a column score, got {layout.name}")
+        raise ValueError(f"score_range: needs a column score, got {layout.name}")
     classes = _classes(train, layout) if options.loss == "classification" else None
-    if held is not None:
+    if eval_data is not None:
         evaluation.check_evaluation(
-            held, held_layout, cross_encoder=cross, classes=classes, name="eval"
+            eval_data, eval_layout, cross_encoder=cross, classes=classes, name="eval"
         )
-    train = _numbers(options, train, layout, classes, cross)
+    train = _numeric_labels(options, train, layout, classes, cross)
     check_learnable(
         options.loss,
         None if layout.label is None else train[layout.label][:],
@@ -150,17 +138,17 @@ def prepare(options, group=None, say=None):
         options.batch_size,
         cross=cross,
     )
-    metric = held and _metric(
-        options.best_metric, held_layout, cross_encoder=cross, classifier=classes is not None
+    metric = eval_data and _metric(
+        options.best_metric, eval_layout, cross_encoder=cross, classifier=classes is not None
     )
     from transformers import set_seed
 
-    set_seed(options.seed)  # new layers start the same
+    set_seed(options.seed)  # for the initial weights of new layers
     make = _cross_encoder if cross else _bi_encoder
     model, encoder = make(options, layout, classes, group)
     if not cross:
-        held_texts = () if held is None else held_layout.texts
-        check_used(options.prompts, encoder, dict.fromkeys(layout.texts + held_texts))
+        eval_texts = () if eval_data is None else eval_layout.texts
+        check_used(options.prompts, encoder, dict.fromkeys(layout.texts + eval_texts))
     if gpu:
         model.to("cuda")
     batches = None
@@ -168,20 +156,46 @@ def prepare(options, group=None, say=None):
         _try_loss(options, model, layout)
         batches = batch_plan(train, layout, options.loss, options.batch_size, seed=options.seed)
     return Task(
-        model, encoder, train, layout, held, held_layout, metric, cross, options.batch_size, batches
+        model,
+        encoder,
+        train,
+        layout,
+        eval_data,
+        eval_layout,
+        metric,
+        cross,
+        options.batch_size,
+        batches,
     )
+
+
+def _check_options(options, gpu):
+    """Refuse options that do not fit together or to the device, before data are read."""
+    if options.precision == "fp16" and not gpu:
+        raise ValueError("precision: wanted bf16 or fp32 on a CPU, got fp16, which needs a GPU")
+    if options.score_range is not None:
+        low, high = options.score_range
+        if not (low < high and math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(
+                f"score_range: wanted LOW,HIGH with finite LOW < HIGH, got {low:g},{high:g}"
+            )
+    check_schedule(options.schedule)
+    for name in ("best_metric", "early_stopping", "eval_steps", "eval_columns"):
+        if getattr(options, name) and options.eval is None:
+            raise ValueError(f"{name}: needs evaluation data (--eval), got none")
+    check_prompts(options.prompts)
 
 
 def _eval_columns(options):
     return options.columns if options.eval_columns is None else options.eval_columns
 
 
-def _metric(asked, layout, **kind):
-    """The metric that chooses the best model: the one asked for, if the data have it."""
-    known = evaluation.metric_names(layout, **kind)
-    if asked is not None and asked not in known:
-        raise ValueError(f"best_metric: wanted one of {', '.join(known)}, got {asked!r}")
-    return asked or evaluation.primary_metric(layout, **kind)
+def _metric(name, layout, **kind):
+    """The metric that selects the best model: `name`, or by default the primary one of the data."""
+    names = evaluation.metric_names(layout, **kind)
+    if name is not None and name not in names:
+        raise ValueError(f"best_metric: wanted one of {', '.join(names)}, got {name!r}")
+    return name or evaluation.primary_metric(layout, **kind)
 
 
 def _bi_encoder(options, layout, classes, group):
@@ -193,9 +207,9 @@ def _bi_encoder(options, layout, classes, group):
         trust_remote_code=options.trust_remote_code,
         allow_pickle=options.allow_pickle,
     )
-    given = options.prompts or {}
-    encoder.prompts |= given
-    name_parts(encoder, given)
+    prompts = options.prompts or {}
+    encoder.prompts |= prompts
+    name_parts(encoder, prompts)
     if options.lora:
         encoder.add_lora(options.lora)
     if options.gradient_checkpointing:
@@ -209,7 +223,7 @@ def _bi_encoder(options, layout, classes, group):
     if options.weights == "bf16":
         encoder.model.to(torch.bfloat16)
     if options.compile:
-        encoder.model.compile()  # in place: the names of the weights stay
+        encoder.model.compile()  # in place, so that the names of the weights stay
     if options.matryoshka and max(options.matryoshka) > encoder.dim:
         raise ValueError(
             f"matryoshka: wanted widths of at most {encoder.dim}, got {max(options.matryoshka)}"
@@ -226,20 +240,20 @@ def _bi_encoder(options, layout, classes, group):
     )
     if options.loss_learning_rate is not None and next(objective.parameters(), None) is None:
         raise ValueError(
-            f"loss_learning_rate: wanted with parameters of the loss (--learn), {options.loss} has"
-            f" none here, got {options.loss_learning_rate:g}"
+            f"loss_learning_rate: needs a loss with parameters (--learn); {options.loss} has none"
+            f" (got {options.loss_learning_rate:g})"
         )
     encoder.similarity = objective.options.get("similarity", encoder.similarity)
     return BiEncoderModel(encoder, objective), encoder
 
 
 def _try_loss(options, model, layout):
-    """Refuse what the loss would refuse in its first step, while nothing is written yet."""
+    """Raise the errors of the loss's first step early, before anything is written."""
     encoder = model.encoder
-    like = next(encoder.parameters())
+    weights = next(encoder.parameters())
     kind = torch.float16 if options.precision == "fp16" else torch.bfloat16
-    with torch.autocast(like.device.type, kind, enabled=options.precision != "fp32"):
-        model.objective.try_out(layout, dim=encoder.dim, dtype=like.dtype, device=like.device)
+    with torch.autocast(weights.device.type, kind, enabled=options.precision != "fp32"):
+        model.objective.try_out(layout, dim=encoder.dim, dtype=weights.dtype, device=weights.device)
 
 
 def _cross_encoder(options, layout, classes, group):
@@ -261,28 +275,30 @@ def _check_cross(options, layout):
 
     if layout.name not in CROSS_FORMATS:
         wanted = " or ".join(CROSS_FORMATS)
-        raise ValueError(f"columns: a cross-encoder wants {wanted}, got {layout.name}")
+        raise ValueError(f"columns: wanted {wanted} for a cross-encoder, got {layout.name}")
     if options.loss not in CROSS_LOSSES:
         wanted = ", ".join(CROSS_LOSSES)
-        raise ValueError(f"loss: a cross-encoder can train {wanted}, got {options.loss!r}")
+        raise ValueError(f"loss: wanted one of {wanted} for a cross-encoder, got {options.loss!r}")
     for name in ("pooling", "dense", "loss_options", "learn", "loss_learning_rate", "prompts",
                  "micro_batch_size", "lora", "matryoshka", "gradient_checkpointing",
                  "compile"):  # fmt: skip
         if getattr(options, name):
-            raise ValueError(f"{name}: a cross-encoder has none, got {getattr(options, name)!r}")
+            raise ValueError(
+                f"{name}: cannot be combined with a cross-encoder (got {getattr(options, name)!r})"
+            )
     if options.weights != "fp32":
-        raise ValueError(f"weights: a cross-encoder has fp32, got {options.weights!r}")
+        raise ValueError(f"weights: wanted fp32 for a cross-encoder, got {options.weights!r}")
 
 
 def _classes(train, layout):
     names = sorted(set(train[layout.label][:]))
     if len(names) < 2:
-        raise ValueError(f"label: classification wants two classes or more, got {names}")
+        raise ValueError(f"label: wanted at least two classes for classification, got {names}")
     return names
 
 
-def _numbers(options, train, layout, classes, cross):
-    """The training data with labels as numbers."""
+def _numeric_labels(options, train, layout, classes, cross):
+    """The training data with labels as numbers, and scores mapped from `score_range`."""
     if layout.label is None:
         return train
     values = train[layout.label][:]
@@ -299,20 +315,21 @@ def _numbers(options, train, layout, classes, cross):
         bounded = options.loss in ("cosine_regression", "cross_entropy", "regression")
         if bounded and not bounds[0] <= min(values) <= max(values) <= bounds[1]:
             raise DataError(
-                f"score: {options.loss} wants scores in {list(bounds)}, got {min(values):g} to"
+                f"score: wanted scores in {list(bounds)} for {options.loss}, got {min(values):g} to"
                 f" {max(values):g}; --score-range LOW,HIGH maps them to [0, 1]"
             )
         if options.score_range is None:
             return train
     elif cross:
         if not evaluation.is_binary(values):
-            raise DataError("label: a cross-encoder wants labels 0 and 1, both there")
+            some = ", ".join(sorted({str(value) for value in values})[:5])
+            raise DataError(f"label: wanted both labels 0 and 1 for a cross-encoder, got {some}")
         values = [float(value) for value in evaluation.as_binary(values)]
     else:
         names = classes or list(dict.fromkeys(values))
         number = {name: i for i, name in enumerate(names)}
         values = [number[value] for value in values]
-    # As an array: `datasets` makes a fingerprint of it, of a list number by number.
+    # An array, since `datasets` hashes a list number by number.
     return train.remove_columns(layout.label).add_column(layout.label, np.array(values))
 
 

@@ -1,13 +1,14 @@
-"""Names of prompts: which texts a prompt can be put before."""
+"""The names of prompts, which say to which texts a prompt applies."""
 
 from fastsim.training.formats import is_role
 
-PARTS = ("query", "document", "passage", "corpus")  # what sentence-transformers' models call them
-_SEARCHED = {"anchor": "query", "positive": "document"}  # columns that train a part of a search
+PARTS = ("query", "document", "passage", "corpus")  # names in models of sentence-transformers
+# Column -> the part of a search that it trains.
+_SEARCHED = {"anchor": "query", "positive": "document"}
 
 
 def check_prompts(prompts):
-    """Refuse a name that no column and no part of a search has: its prompt would never be used."""
+    """Refuse a name that is neither a column nor a part of a search, and so never used."""
     for name in prompts or {}:
         if name not in PARTS and not is_role(name):
             raise ValueError(
@@ -17,21 +18,21 @@ def check_prompts(prompts):
 
 
 def check_used(prompts, encoder, parts):
-    """Refuse a prompt that an `Encoder` puts before no text of some columns or parts."""
+    """Refuse a prompt that an `Encoder` uses for none of these columns or parts."""
     used = {encoder.prompt_name(part) or encoder.default_prompt for part in parts}
     for name in prompts or {}:
         if name not in used:
             raise ValueError(
-                f"prompt: wanted one for a text of {', '.join(parts)}, got {name!r}, which is put"
-                " before none of them"
+                f"prompt: wanted one that applies to {', '.join(parts)}, got {name!r}, which"
+                " applies to none of them"
             )
 
 
 def name_parts(encoder, given):
-    """Give the parts of a search the prompts of the columns that train them, where they have none.
+    """Give the parts of a search the prompts of the columns that train them, if they have none.
 
-    A search looks for the prompts of its parts alone. given: the prompts that a run was told,
-    which stay; an empty one of the model's folder says no more than none.
+    A search uses only the prompts of its parts. given: the prompts of the run, which are kept even
+    if they are empty; an empty prompt of the model's folder counts as none.
     """
     for column, part in _SEARCHED.items():
         name = encoder.prompt_name(part)
@@ -40,11 +41,11 @@ def name_parts(encoder, given):
 
 
 def unsearched_prompts(encoder):
-    """A sentence on prompts of columns that no part of a search has, or None."""
+    """A note if a search will not use the prompts of columns, or None."""
     names = [name for name in ("text", "sentence1", "sentence2") if encoder.prompts.get(name)]
     if not names or encoder.prompt_name("query") or encoder.prompt_name("document"):
         return None
     return (
-        f"a search will not use that of {' and '.join(names)}, unless it is given one named query"
-        " or document"
+        f"a search will not use the prompt of {' and '.join(names)}, but only prompts named query"
+        " and document"
     )

@@ -1,4 +1,4 @@
-"""What a run says: a header before the first step, then a line every `logging_steps`."""
+"""The lines that a run prints: a header before the first step, then one per `logging_steps`."""
 
 import time
 
@@ -8,37 +8,39 @@ import transformers
 from fastsim.training.counted import counted
 from fastsim.training.prompts import unsearched_prompts
 
-_LOOKED_AT = 1000  # rows whose texts are measured for the header
+_SAMPLED = 1000  # rows whose texts are measured for the header
 
 
 def header(options, task, processes):
-    """Lines that say what will be trained on what, and how."""
-    every = sum(parameter.numel() for parameter in task.model.parameters())
+    """Lines that describe the model, the data and the training."""
+    parameters = sum(parameter.numel() for parameter in task.model.parameters())
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     steps, count, size = planned_steps(options, task)
-    rows = task.train.select(range(min(_LOOKED_AT, len(task.train))))
+    rows = task.train.select(range(min(_SAMPLED, len(task.train))))
     lengths = sorted(len(text) for name in task.layout.texts for text in rows[name])
-    looked_at = f" in the first {len(rows):,} rows" if len(rows) < len(task.train) else ""
+    sampled = f" in the first {len(rows):,} rows" if len(rows) < len(task.train) else ""
     device = task.encoder.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
     loss = ", ".join(f"{name}={_shown(value)}" for name, value in task.loss_values().items())
     micro = ""
     if options.micro_batch_size:
-        micro = f", {counted(options.micro_batch_size, 'text')} encoded at once"
-    many = f", {options.accumulate} accumulated for a step" if options.accumulate > 1 else ""
+        micro = f", {counted(options.micro_batch_size, 'text')} encoded at a time"
+    accumulated = f", {options.accumulate} accumulated per step" if options.accumulate > 1 else ""
     idle = idle_gpus(device, processes)
     unsearched = None if task.cross else unsearched_prompts(task.encoder)
     return [
         f"device   {where}{threads}, {options.precision},"
         f" {counted(processes, 'process', 'processes')}",
         *([idle] if idle else []),
-        f"model    {options.model}: {every / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained"
-        + ("" if task.cross else f", {task.encoder.dim} wide, {task.encoder.pooling} pooling"),
+        f"model    {options.model}: {parameters / 1e6:.1f} M parameters,"
+        f" {trained / 1e6:.1f} M trained"
+        + ("" if task.cross else f", width {task.encoder.dim}, {task.encoder.pooling} pooling"),
         f"data     {counted(len(task.train), 'row')}, {task.layout.name}"
         f" ({', '.join(task.layout.columns)}); texts of {lengths[len(lengths) // 2]} characters"
-        f" (median), {lengths[-1]} at most{looked_at}",
-        f"batches  {count:,} of {counted(size, 'row')}{many}{micro}; {counted(steps, 'step')}",
+        f" (median), {lengths[-1]} at most{sampled}",
+        f"batches  {count:,} of {counted(size, 'row')}{accumulated}{micro};"
+        f" {counted(steps, 'step')}",
         f"loss     {options.loss}"
         + (f" ({loss})" if loss else "")
         + f", backend {_backend(device)}",
@@ -47,7 +49,7 @@ def header(options, task, processes):
 
 
 def idle_gpus(device, processes):
-    """A sentence where one process trains on one of several GPUs, or None."""
+    """A note if a single process trains on one of several GPUs, or None."""
     count = torch.cuda.device_count() if device.type == "cuda" and processes == 1 else 1
     if count < 2:
         return None
@@ -56,7 +58,7 @@ def idle_gpus(device, processes):
 
 
 def _shown(value):
-    """A float32 number in as few digits as it was given in."""
+    """A number with the digits of float32."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
@@ -76,10 +78,10 @@ def _backend(device):
 
 
 class Lines(transformers.TrainerCallback):
-    """One line every `logging_steps`: step, loss, learning rate, speed, the time that is left,
-    and the share of rows whose positive was above the batch's negatives.
+    """Prints a line every `logging_steps`: step, loss, learning rate, speed, remaining time, and
+    the share of rows whose positive scored above the negatives of the batch.
 
-    rows: of an epoch. A batch counts as the mean one of its epoch: batches may be short.
+    rows: of an epoch. The speed takes all batches of an epoch as equal, although some are smaller.
     """
 
     def __init__(self, say, rows, metric=None, verbose=False):
@@ -96,12 +98,12 @@ class Lines(transformers.TrainerCallback):
         if not logs or "loss" not in logs or not done:
             return
         seconds = time.monotonic() - self._start[0]
-        left = seconds / done * (state.max_steps - state.global_step)
+        remaining = seconds / done * (state.max_steps - state.global_step)
         speed = (state.epoch - self._start[2]) * self.rows / seconds
         line = (
             f"step {state.global_step:,}/{state.max_steps:,}  loss {logs['loss']:.4f}"
             f"  learning rate {logs['learning_rate']:.2e}  {speed:,.0f} rows/s"
-            f"  {_duration(left)} left"
+            f"  {_duration(remaining)} left"
         )
         if "batch_accuracy" in logs:
             line += f"  in-batch accuracy {logs['batch_accuracy']:.3f}"

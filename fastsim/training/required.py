@@ -1,4 +1,4 @@
-"""Whether the packages that training needs are there and recent enough, by our own metadata."""
+"""Checks that the packages for training are installed and recent enough, by our metadata."""
 
 from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -6,25 +6,25 @@ DISTRIBUTION, EXTRA = "fastsim-losses", "train"
 
 
 def check_packages():
-    """ImportError that names a package which is missing, or older than the extra `train` asks for.
+    """ImportError that names a package which is missing or too old for the extra `train`.
 
-    pip looks at none of them for a plain `fastsim-losses`, so that an environment may hold an older
-    one; and some older ones train, but with other gradients.
+    pip does not check these for a plain `fastsim-losses`, so that an environment may have older
+    ones. Some of those train, but with different gradients.
     """
     from packaging.requirements import Requirement  # transformers brings it
 
     try:
         needed = map(Requirement, requires(DISTRIBUTION) or ())
-    except PackageNotFoundError:  # the sources alone
+    except PackageNotFoundError:  # not installed: run from the sources
         return
     for package in needed:
         if package.marker is None or not package.marker.evaluate({"extra": EXTRA}):
             continue
-        found = _installed(package.name)
-        if found is None or not package.specifier.contains(found, prereleases=True):
+        installed = _installed(package.name)
+        if installed is None or not package.specifier.contains(installed, prereleases=True):
             wanted = package.specifier or "any version"
             raise ImportError(
-                f"{package.name}: wanted {wanted}, got {found or 'none'};"
+                f"{package.name}: wanted {wanted}, got {installed or 'none'};"
                 f" pip install '{DISTRIBUTION}[{EXTRA}]'"
             )
 

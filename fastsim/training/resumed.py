@@ -1,4 +1,4 @@
-"""What a resumed run takes over from its checkpoint, besides what transformers does."""
+"""What a resumed run restores from its checkpoint, besides what transformers restores."""
 
 import json
 from pathlib import Path
@@ -8,32 +8,33 @@ import transformers
 
 from fastsim.precision import wide_dtype
 
-_SUMMED = "fastsim_loss_sum.json"
+_SUMS = "fastsim_loss_sum.json"
 
 
 class Resumed(transformers.TrainerCallback):
-    """Sets what the training goes on with, so that its end is that of a run without a break.
+    """Restores state so that a resumed run ends like an uninterrupted one.
 
-    The best model is found in the folder of the checkpoints as it is named now. Early stopping has
-    waited as long as before. The next loss that is logged is the mean since the one logged last, as
-    are the metrics of the batches. What is logged at the end is of all parts of the training.
-    say: is told of a best model that cannot be used; the best is then chosen from here on.
+    The best model is looked up in the current folder of the checkpoints. The counter of early
+    stopping continues. The next log covers the steps since the last one, for the loss and for the
+    metrics of the batches, and the log at the end covers the whole training.
+    say: a function of one line of text, called if the best model is missing; the best one is then
+    selected from the remaining steps.
     """
 
     def __init__(self, trainer, checkpoint, say):
         self.trainer, self.checkpoint = trainer, Path(checkpoint)
         self.state = transformers.TrainerState.load_from_json(checkpoint / "trainer_state.json")
         self.best = self._best(say)
-        waited = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
-        self.waited = waited.get("attributes", {}).get("early_stopping_patience_counter", 0)
-        file = self.checkpoint / _SUMMED
-        self.summed = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        self.seconds = self.summed.get("seconds", 0.0)  # of training until the checkpoint
+        stopping = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
+        self.waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
+        file = self.checkpoint / _SUMS
+        self.sums = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        self.seconds = self.sums.get("seconds", 0.0)  # of training until the checkpoint
 
     def _best(self, say):
         if self.state.best_model_checkpoint is None:
             return None
-        # What is damaged was removed before.
+        # If it exists it is usable: damaged checkpoints were removed before.
         path = self.checkpoint.with_name(Path(self.state.best_model_checkpoint).name)
         if path.is_dir():
             return path
@@ -57,35 +58,32 @@ class Resumed(transformers.TrainerCallback):
         state.best_model_checkpoint = None if self.best is None else str(self.best)
         for stopping in self._stopping():
             stopping.early_stopping_patience_counter = self.waited
-            # One that the run did not have before; transformers writes to its entry.
+            # An entry for a callback that is new to the run, which transformers expects.
             state.stateful_callbacks.setdefault(type(stopping).__name__, stopping.state())
         self.trainer._total_loss_scalar = _sum_of_logged(state.log_history)
-        if self.summed:
-            self.trainer._tr_loss.fill_(self.summed["sum"])
-            self.trainer._globalstep_last_logged = self.summed["logged"]
-        if self.summed.get("seen") is not None:
+        if self.sums:
+            self.trainer._tr_loss.fill_(self.sums["sum"])
+            self.trainer._globalstep_last_logged = self.sums["logged"]
+        if self.sums.get("seen") is not None:
             dtype = wide_dtype(args.device)
-            totals = torch.tensor(self.summed["seen"], dtype=dtype, device=args.device)
-            self.trainer.seen.add(totals)
+            totals = torch.tensor(self.sums["seen"], dtype=dtype, device=args.device)
+            self.trainer.batch_metrics.add(totals)
 
     def on_epoch_begin(self, args, state, control, *, train_dataloader, **more):
-        # Where batches of the epoch are skipped, transformers hands it on only since 5.17.
+        # When it skips batches of an epoch, transformers sets the epoch only since 5.17.
         batches = train_dataloader.batch_sampler
         if hasattr(batches, "set_epoch"):
             batches.set_epoch(int(state.epoch))
 
     def complete(self, logs):
-        """Make what is logged at the end of the training that of all its parts.
-
-        transformers has the time of the last part, and its steps a second.
-        """
+        """Correct the final log, where transformers has only the time of the last part."""
         step, seconds = self.trainer.state.global_step, self.seconds + logs["train_runtime"]
         logs["train_runtime"] = round(seconds, 4)
         logs["train_steps_per_second"] = round(step / seconds, 3)
 
 
 def _sum_of_logged(history):
-    """The losses of all steps until the last that was logged: each entry is a mean of some."""
+    """The sum of the losses up to the last log; each entry holds the mean over its steps."""
     total, last = 0.0, 0
     for entry in history:
         if "loss" in entry:
@@ -95,18 +93,18 @@ def _sum_of_logged(history):
 
 
 def write_sums(trainer, folder):
-    """Write the sum of the losses since the last that was logged: of a mean over the processes.
+    """Write the sum of the losses since the last log, averaged over the processes.
 
-    Beside it what they saw of their batches since then, which a loss of a group adds up over the
-    processes itself; and the seconds that the training took so far.
+    The file also holds the metrics of the batches since then, which a loss with a group sums over
+    the processes itself, and the seconds of training so far.
     """
     total = trainer.accelerator.gather(trainer._tr_loss.detach()).mean().item()
     if trainer.args.should_save:
-        seen = trainer.seen._total
-        summed = {
+        totals = trainer.batch_metrics._total
+        sums = {
             "sum": total,
-            "seen": None if seen is None else seen.tolist(),
+            "seen": None if totals is None else totals.tolist(),
             "logged": trainer._globalstep_last_logged,
             "seconds": trainer.seconds(),
         }
-        (Path(folder) / _SUMMED).write_text(json.dumps(summed), encoding="utf-8")
+        (Path(folder) / _SUMS).write_text(json.dumps(sums), encoding="utf-8")

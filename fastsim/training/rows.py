@@ -1,8 +1,8 @@
-"""Rows of data files: CSV, TSV, JSON lines and JSON, plain or gzip, and Parquet.
+"""Reads the rows of data files: CSV, TSV, JSON lines and JSON, plain or gzip, and Parquet.
 
-Each comes with where it stands: "line 3", or "row 3" in JSON and Parquet.
-The rows are read here and not by `datasets`, whose readers take "NA" for a missing value, guess
-types, fill short rows and know no line numbers.
+Each row comes with its location: "line 3", or "row 3" in JSON and Parquet. The readers of
+`datasets` are not used, as they take "NA" for a missing value, guess types, fill short rows and
+know no line numbers.
 """
 
 import csv
@@ -24,9 +24,9 @@ SUFFIXES = {
     ".parquet": "parquet",
 }
 KINDS = tuple(dict.fromkeys(SUFFIXES.values()))
-_MIXED_UP = {"csv", "tsv"}, {"json", "jsonl"}  # files of one are named as of the other
+_CONFUSED = {"csv", "tsv"}, {"json", "jsonl"}  # kinds whose suffixes are often confused
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
-_MARKS = {
+_SIGNATURES = {  # first bytes of a file -> what it is
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
     b"\x1f\x8b": "compressed by gzip; give it a name that ends in .gz",
@@ -34,11 +34,11 @@ _MARKS = {
 
 
 class DataError(ValueError):
-    """A data file that cannot be used; the message holds file, line and reason."""
+    """A data file that cannot be used; the message has the file, the line and the reason."""
 
 
 def check_file(path):
-    """The path of a file that is there, or `DataError`."""
+    """The path of an existing file; `DataError` if there is none."""
     if "://" in str(path):
         raise DataError(f"{path}: wanted a file on this machine, got a URL; download it first")
     path = Path(path)
@@ -49,7 +49,7 @@ def check_file(path):
     except OSError as error:
         raise _unreadable(path, error) from error
     if stat.S_ISDIR(mode):
-        raise DataError(f"{path}: wanted a file, this is a directory")
+        raise DataError(f"{path}: wanted a file, got a directory")
     if not stat.S_ISREG(mode):
         raise DataError(
             f"{path}: wanted a regular file, which can be read twice, got a pipe or device"
@@ -58,37 +58,38 @@ def check_file(path):
 
 
 def _unreadable(path, error):
-    """What the system says of a file; as an OSError it would be taken for one of the output."""
+    """An OSError as `DataError`: an OSError would be reported as an error of the output."""
     return DataError(f"{path}: cannot be read: {error.strerror or error}")
 
 
 def suffix_of(path):
-    """The last suffix of a file, in lower case, `.gz` aside; "" where there is none."""
+    """The last suffix of a file except `.gz`, in lower case, or ""."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     return suffixes[-1] if suffixes else ""
 
 
 def kind_of(path, kind=None):
-    """The kind of a file by its suffix, or as given for all files of a command.
+    """The kind of a file: `kind`, which a command has for all its files, or that of the suffix.
 
-    What is given may correct the suffix, but not name a kind that the file cannot be.
+    `DataError` if `kind` contradicts the suffix, unless suffixes of the two are often confused.
     """
-    named = SUFFIXES.get(suffix_of(path))
-    kind = kind or named
+    by_suffix = SUFFIXES.get(suffix_of(path))
+    kind = kind or by_suffix
     if kind not in KINDS:
         raise DataError(f"{path}: wanted a suffix in {', '.join(SUFFIXES)}, or --format")
-    if named not in (None, kind) and {named, kind} not in _MIXED_UP:
+    if by_suffix not in (None, kind) and {by_suffix, kind} not in _CONFUSED:
         raise DataError(
-            f"{path}: wanted {kind}, as --format says of all data files; the suffix says {named}."
-            " Without --format each file is read as its suffix says"
+            f"{path}: wanted {kind}, since --format applies to all data files, got the suffix of"
+            f" {by_suffix}; without --format each file is read by its suffix"
         )
     return kind
 
 
 def corpus_kind(path, kind=None):
-    """That of a file of texts, where it is not .txt: as given where its suffix does not say.
+    """The kind of a file of texts other than .txt: that of its suffix, or else `kind`.
 
-    What is given is of the pairs beside it first. No option is named: `search` has none for it.
+    The suffix comes first, as `kind` is meant for the pairs. The message names no option, because
+    `search` has none.
     """
     kind = SUFFIXES.get(suffix_of(path), kind)
     if kind not in KINDS:
@@ -97,7 +98,7 @@ def corpus_kind(path, kind=None):
 
 
 def dialect(kind, delimiter=None):
-    """The options of `csv.reader` for a kind: TSV has no quotes; \\t is a tab."""
+    """The options of `csv.reader` for a kind. TSV has no quotes; the delimiter \\t is a tab."""
     quoting = csv.QUOTE_NONE if kind == "tsv" else csv.QUOTE_MINIMAL
     if delimiter is None:
         delimiter = "\t" if kind == "tsv" else ","
@@ -108,7 +109,7 @@ def dialect(kind, delimiter=None):
 
 
 def sound(rows):
-    """Rows, but raise the first that is malformed."""
+    """The rows; raises the `DataError` of the first malformed one."""
     for where, row in rows:
         if isinstance(row, DataError):
             raise row
@@ -116,12 +117,12 @@ def sound(rows):
 
 
 def delimited_rows(path, kind, delimiter=None):
-    """(where, fields) of each row of a CSV or TSV file; a `DataError` in place of malformed fields.
+    """(where, fields) of each row of a CSV or TSV file; (where, `DataError`) of a malformed one.
 
-    It names the lines that were read as one row: a quote that is not closed takes those up to the
+    The error names all lines that were read as one row: an unclosed quote takes the lines up to the
     next quote, or up to the end of the file.
     """
-    csv.field_size_limit(2**31 - 1)  # a text may be a book
+    csv.field_size_limit(2**31 - 1)  # a text may be as long as a book
     with _text(path) as handle:
         reader = csv.reader(handle, strict=True, **dialect(kind, delimiter))
         line = 0
@@ -136,12 +137,12 @@ def delimited_rows(path, kind, delimiter=None):
             if isinstance(row, csv.Error):
                 where = f"lines {start} to {line}" if line > start else f"line {start}"
                 yield where, DataError(f"{path}, {where}: {row}")
-            elif row:  # an empty line ends many files and holds no row
+            elif row:  # not an empty line, as at the end of many files
                 yield f"line {start}", row
 
 
 def width_fault(row, width, path, where):
-    """What is wrong with a row, malformed or of too few or too many fields: `DataError` or None."""
+    """The `DataError` of a malformed row or one with the wrong number of fields, or None."""
     if isinstance(row, DataError):
         return row
     if len(row) == width:
@@ -151,7 +152,7 @@ def width_fault(row, width, path, where):
 
 
 def other_delimiter(row, width=None):
-    """A hint where a row of one field would have several, `width` if given, by another sign."""
+    """A hint if another delimiter splits a row of one field: into `width` fields, if given."""
     if len(row) != 1:
         return ""
     counts = {mark: row[0].count(mark) for mark in (";", "\t", "|", ",")}
@@ -161,7 +162,7 @@ def other_delimiter(row, width=None):
 
 
 def named_rows(path, kind):
-    """(where, {column: value}) of each row of a JSON or Parquet file, or a `DataError` in place."""
+    """(where, {column: value}) of each row of a JSON or Parquet file, or (where, `DataError`)."""
     return {"jsonl": _json_lines, "json": _json_list, "parquet": _parquet}[kind](path)
 
 
@@ -172,7 +173,7 @@ def lines(path):
 
 
 def numbered(rows, start=1):
-    """(where, row) of each row, counted from `start`."""
+    """(where, row) of each row, numbered from `start`."""
     for number, row in enumerate(rows, start):
         yield f"row {number}", row
 
@@ -217,9 +218,9 @@ def _parquet(path):
 
 def parquet_tables(path):
     """The rows of a Parquet file as Arrow tables of up to 10,000."""
-    if path.suffix.lower() == ".gz":  # to be read from its end, it would be unpacked many times
+    if path.suffix.lower() == ".gz":  # Parquet is read from its end
         raise DataError(
-            f"{path}: wanted Parquet as it is, which is compressed within, got it packed by gzip;"
+            f"{path}: wanted Parquet without gzip, as it is already compressed, got a .gz file;"
             " unpack it with gunzip"
         )
     import pyarrow
@@ -231,20 +232,21 @@ def parquet_tables(path):
             yield pyarrow.Table.from_batches([batch])
     except (pyarrow.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
-            raise _unreadable(path, error) from error  # what Arrow finds has no number
+            raise _unreadable(path, error) from error  # errors of Arrow itself have no errno
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not Parquet, or damaged: {reason}") from error
 
 
 def open_bytes(path):
-    """The bytes of a file, unpacked where it is gzip."""
+    """A file opened for its bytes, unpacked if it is gzip."""
     return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
 class _text:  # noqa: N801 - used as `with _text(path)`
-    """A text file opened as UTF-8; bytes that are none become a `DataError` with their line.
+    """A text file opened as UTF-8.
 
-    So does what the system or gzip finds wrong with the file, without a line.
+    Bytes that are not UTF-8 raise `DataError` with their line; faults found by the system or by
+    gzip raise it without a line.
     """
 
     def __init__(self, path):
@@ -272,18 +274,19 @@ class _text:  # noqa: N801 - used as `with _text(path)`
 
 
 def _encoding_fault(path):
-    """The first line that is no UTF-8 and what the file seems to be."""
+    """The message for the first line that is not UTF-8, with what the file seems to be."""
     with open_bytes(path) as handle:
         for number, line in enumerate(handle, start=1):
-            if number == 1 and line[:2] in _MARKS:
-                return f"{path}, line 1: wanted UTF-8 text, this seems to be {_MARKS[line[:2]]}"
+            if number == 1 and line[:2] in _SIGNATURES:
+                kind = _SIGNATURES[line[:2]]
+                return f"{path}, line 1: wanted UTF-8 text, got what seems to be {kind}"
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
                 byte = line[error.start]
                 return (
-                    f"{path}, line {number}: wanted UTF-8 text, byte {error.start + 1} of the line"
-                    f" is 0x{byte:02x}; Windows-1252 (Latin-1) is likely:"
+                    f"{path}, line {number}: wanted UTF-8 text, got 0x{byte:02x} as byte"
+                    f" {error.start + 1} of the line; Windows-1252 (Latin-1) is likely:"
                     f" iconv -f WINDOWS-1252 -t UTF-8 {os.fspath(path)}"
                 )
     return f"{path}: wanted UTF-8 text"

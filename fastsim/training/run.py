@@ -1,4 +1,4 @@
-"""One training run: from a data file and a model to a better model in a folder."""
+"""A training run: from data and a model to a trained model in a folder."""
 
 import json
 import os
@@ -25,23 +25,23 @@ __all__ = ["Options", "OutputError", "train"]
 
 
 def train(options, say=None, *, dry_run=False):
-    """Run `Options`: write the model, `fastsim_training.json` and `pictures/` to `options.output`.
+    """Train, and write the model, `fastsim_training.json` and `pictures/` to `options.output`.
+
+    The output folder is either complete or as it was before. During the run there are checkpoints
+    next to it, or inside it if nothing can be written next to it.
 
     Args:
         options: `Options`.
-        say: a function of one line of text, which is told what the run does; None: lines go to the
-            error stream.
-        dry_run: check everything, say what would be done, and return None.
+        say: a function of one line of text, for progress; None: lines go to the error stream.
+        dry_run: check everything, report what would be done, and return None.
 
     Returns:
-        What `fastsim_training.json` holds: options, versions, metrics before and after, the history
-        of losses and metrics, seconds of training. The folder is complete or as it was before.
-        Checkpoints are beside it while the run lasts, or within it where nothing can be written
-        beside it.
+        The content of `fastsim_training.json`: options, versions, metrics before and after
+        training, the history of losses and metrics, seconds of training.
 
     Raises:
         ValueError: for options, data or a model that do not fit (`DataError`, `ModelError`).
-        TypeError: for an option of another type, or that JSON cannot hold.
+        TypeError: for an option of the wrong type, or one that JSON cannot hold.
         OutputError: for a folder that cannot be written.
         FloatingPointError: for a loss or a model that became NaN or infinite.
         Stopped: after a signal, once a checkpoint is written.
@@ -55,7 +55,7 @@ def train(options, say=None, *, dry_run=False):
     from fastsim.training import sharding
     from fastsim.training.report_lines import header, planned_steps
 
-    options.as_written()  # refused here, not when all is trained
+    options.as_written()  # raises here, not after the training
     output = Path(os.path.realpath(options.output))
     _check_utf8("output", output)
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
@@ -65,13 +65,13 @@ def train(options, say=None, *, dry_run=False):
     if process.is_main_process:
         check_writable(output)
         checkpoints = saved.checkpoint_folder(output, options.checkpoints)
-        if options.resume:  # else the checkpoints may be of a run that is not over: `claimed`
+        if options.resume:  # otherwise they may belong to another run: `claimed` checks that
             beginning.check_options(options, checkpoints, process.num_processes)
-    # Of the first process, which may have made the folder by the time that another looks for it.
+    # Chosen by the first process alone: the choice depends on which folders exist.
     (checkpoints,) = broadcast_object_list([checkpoints])
     _check_utf8("checkpoints", checkpoints)
     say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
-    with variables(sharding.whole_while_loading()):
+    with variables(sharding.loading_variables()):
         task = prepare(options, torch.distributed.group.WORLD if several else None, say)
     for line in header(options, task, process.num_processes):
         say(line)
@@ -96,7 +96,7 @@ def train(options, say=None, *, dry_run=False):
 
 
 def _trained(options, task, arguments, output, checkpoints, process, say):
-    """`train` from its beginning or its checkpoint to its end."""
+    """`train` after all checks: from the start or a checkpoint to the end."""
     import transformers
 
     from fastsim.training import sharding
@@ -135,10 +135,11 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
             loss_learning_rate=options.loss_learning_rate,
             callbacks=callbacks,
         )
-    if sharding.asked_for() and not trainer.is_sharded:
-        say(f"accelerate shards no model on {process.device}: every process holds all of it")
-    for chatter in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
-        trainer.remove_callback(chatter)
+    if sharding.configured() and not trainer.is_sharded:
+        say(f"accelerate does not shard on {process.device}: every process holds all weights")
+    # Their output would mix with our lines.
+    for callback in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
+        trainer.remove_callback(callback)
     with watch.listening():
         outcome = trainer.resume(checkpoint, say)
     if watch.signal and outcome.global_step < trainer.state.max_steps:
@@ -169,16 +170,16 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
 
 
 def _tensorboard_in(folder):
-    """A Trainer made within writes TensorBoard's events to `folder`, if no variable names another.
+    """A context in which a new Trainer logs to TensorBoard in `folder`, or where a variable says.
 
-    transformers reads the place from the environment alone, when the Trainer is made.
+    transformers reads the folder only from the environment, when the Trainer is created.
     """
     name = "TENSORBOARD_LOGGING_DIR"
     return variables({name: os.environ.get(name, str(folder))})
 
 
 def _push(name, output, say):
-    """Upload what the manifest names, and nothing else of the folder."""
+    """Upload the files of the manifest, and no other files in the folder."""
     import huggingface_hub
 
     hub = huggingface_hub.HfApi()
@@ -192,7 +193,7 @@ def _stop(number, step, steps, checkpoints):
 
     raise Stopped(
         f"{signal.Signals(number).name} ended the run after step {step} of {steps}; its checkpoint"
-        f" is in {str(checkpoints)!r}. Go on with the same command and --resume",
+        f" is in {str(checkpoints)!r}. Continue with the same command and --resume",
         number,
     )
 
@@ -203,13 +204,13 @@ def _save(task, result, state, output, say, *, cross):
         text = json.dumps(result, indent=1)
         (folder / "fastsim_training.json").write_text(text, encoding="utf-8")
         card = model_card(result, task.encoder, output.name, cross=cross)
-        # A name of a file may hold bytes that are not UTF-8.
+        # File names may contain bytes that are not UTF-8.
         (folder / "README.md").write_text(card, encoding="utf-8", errors="replace")
         _draw(task, result, state, folder / "pictures", say)
 
 
 def _draw(task, result, state, folder, say):
-    """The pictures of a run; a failure is only told, since the model is whole without them."""
+    """Draw the pictures of a run; a failure is only reported, since the model is complete."""
     try:
         from fastsim.training import plots
 
@@ -225,13 +226,13 @@ def _arguments(options, task, checkpoints, processes):
     steps = {"eval": options.eval_steps, "save": options.checkpoint_steps}
     evaluates = task.eval is not None
     if evaluates and options.eval_steps and not options.checkpoint_steps:
-        steps["save"] = options.eval_steps  # the best model is among the saved
+        steps["save"] = options.eval_steps  # so that the best model is saved
     if evaluates and options.checkpoint_steps and not options.eval_steps:
         steps["eval"] = options.checkpoint_steps
     arguments = transformers.TrainingArguments(
         output_dir=str(checkpoints),
         per_device_train_batch_size=max(1, options.batch_size // processes),
-        ddp_find_unused_parameters=False,  # there are none: `freeze_idle`
+        ddp_find_unused_parameters=False,  # `freeze_idle` leaves none
         num_train_epochs=options.epochs,
         max_steps=options.max_steps or -1,
         learning_rate=options.learning_rate,
@@ -245,12 +246,12 @@ def _arguments(options, task, checkpoints, processes):
         data_seed=options.seed,
         logging_steps=options.logging_steps,
         logging_first_step=True,
-        logging_nan_inf_filter=False,  # it would hide a loss that is NaN
+        logging_nan_inf_filter=False,  # would hide a NaN loss
         eval_strategy=("steps" if steps["eval"] else "epoch") if evaluates else "no",
         eval_steps=steps["eval"],
         save_strategy="steps" if steps["save"] else "epoch",
         save_steps=steps["save"] or 500,
-        save_total_limit=None,  # `remove_older` leaves what is not ours
+        save_total_limit=None,  # `remove_older` keeps folders that are not ours
         load_best_model_at_end=evaluates,
         metric_for_best_model=task.metric if evaluates else None,
         greater_is_better=True if evaluates else None,
@@ -261,13 +262,13 @@ def _arguments(options, task, checkpoints, processes):
         disable_tqdm=True,
     )
     if arguments.n_gpu > 1:
-        # transformers would cut each batch, and with it the negatives, into a part for each GPU.
+        # transformers would split each batch over the GPUs, and with it the negatives.
         arguments._n_gpu = 1
     return arguments
 
 
 def _check_utf8(name, folder):
-    """Refuse a path that safetensors and tokenizers cannot write to, or read from again."""
+    """Refuse a path that safetensors and tokenizers cannot handle."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
@@ -275,7 +276,7 @@ def _check_utf8(name, folder):
 
 
 def _check_reporting(arguments):
-    """Refuse a place of reports that is unknown or not installed, before anything is written."""
+    """Refuse a reporter that is unknown or not installed, before anything is written."""
     from transformers.integrations import get_reporting_integration_callbacks
 
     try:
@@ -286,7 +287,7 @@ def _check_reporting(arguments):
 
 
 def _check_hub(name):
-    """Refuse a name that no model on the hub can have, which it would say when all is trained."""
+    """Refuse an invalid name early, which the hub would refuse only after the training."""
     from huggingface_hub.utils import validate_repo_id
 
     try:
@@ -297,12 +298,12 @@ def _check_hub(name):
 
 
 def versions():
-    """Versions of what a result depends on."""
+    """The versions of the packages that a result depends on."""
     import platform
     from importlib.metadata import version
 
     import fastsim
 
     names = ("torch", "transformers", "accelerate", "datasets")
-    found = {name: version(name) for name in names}
-    return {"fastsim": fastsim.__version__, "python": platform.python_version(), **found}
+    packages = {name: version(name) for name in names}
+    return {"fastsim": fastsim.__version__, "python": platform.python_version(), **packages}

@@ -1,22 +1,24 @@
-"""Learning-rate schedules, which transformers has: refused before anything is read or removed."""
+"""Checks of the learning-rate schedule of transformers, before anything is read or removed."""
 
 import torch
 
 
 def check_schedule(name):
-    """Refuse a schedule that transformers has not, or that needs numbers besides."""
+    """Refuse a schedule that transformers lacks, or that needs further arguments."""
     from transformers import get_scheduler
 
     try:
         get_scheduler(name, _optimizer(1.0), num_warmup_steps=1, num_training_steps=2)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"schedule: wanted one of transformers, got {name!r}: {error}") from error
+        raise ValueError(
+            f"schedule: wanted a schedule of transformers, got {name!r}: {error}"
+        ) from error
 
 
 def check_rates(name, learning_rate, warmup, steps):
-    """Refuse a rate, or a warm-up that leaves no step to end in, which a schedule cannot serve.
+    """Refuse a learning rate or a warm-up that the schedule does not support.
 
-    warmup, steps: numbers of steps, of the warm-up and of the training.
+    warmup, steps: the number of steps of the warm-up and of the whole training.
     """
     from transformers import get_scheduler
 
@@ -25,12 +27,12 @@ def check_rates(name, learning_rate, warmup, steps):
             name, _optimizer(learning_rate), num_warmup_steps=warmup, num_training_steps=steps
         )
         for factor_at in getattr(scheduler, "lr_lambdas", ()):
-            factor_at(steps)  # which transformers would ask for when all is trained
+            factor_at(steps)  # transformers needs it after the last step
     except ValueError as error:
         raise ValueError(f"schedule: {name}: {error}") from error
     except ZeroDivisionError:
         raise ValueError(
-            f"warmup: wanted fewer steps than the {steps} of the training, with schedule {name!r},"
+            f"warmup: wanted fewer steps than the {steps} of the training for schedule {name!r},"
             f" got {warmup}"
         ) from None
 

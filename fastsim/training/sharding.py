@@ -1,7 +1,7 @@
-"""Models whose weights the processes share: FSDP2 and DeepSpeed, as accelerate is configured.
+"""Models sharded over processes by FSDP2 or DeepSpeed, according to accelerate's configuration.
 
-accelerate wraps the model and reduces its gradients. What a run needs beside that is the whole
-model, to evaluate and to write it: a copy on the first process, filled from the shards.
+accelerate wraps the model and reduces its gradients. A run also needs all weights in one place, to
+evaluate and to write the model: the first process has a copy that is filled from the shards.
 """
 
 import copy
@@ -14,51 +14,51 @@ import torch.distributed as dist
 from fastsim.agreement import raised_together
 
 
-def asked_for():
-    """ "FSDP", "DEEPSPEED" or None: what accelerate's configuration says; ValueError for FSDP1."""
-    asked = [name for name in ("FSDP", "DEEPSPEED") if _is_true(f"ACCELERATE_USE_{name}")]
-    if "FSDP" in asked and os.environ.get("FSDP_VERSION", "1") != "2":
+def configured():
+    """ "FSDP", "DEEPSPEED" or None, by accelerate's configuration; ValueError for FSDP1."""
+    names = [name for name in ("FSDP", "DEEPSPEED") if _is_true(f"ACCELERATE_USE_{name}")]
+    if "FSDP" in names and os.environ.get("FSDP_VERSION", "1") != "2":
         raise ValueError(
             "FSDP_VERSION: wanted 2 (fsdp_version: 2 in accelerate's configuration), got"
             f" {os.environ.get('FSDP_VERSION', '1')}"
         )
-    return asked[0] if asked else None
+    return names[0] if names else None
 
 
 def _is_true(name):
     return os.environ.get(name, "").lower() in ("true", "1")
 
 
-def whole_while_loading():
-    """Variables with which every process loads whole weights, which it evaluates before training.
+def loading_variables():
+    """Environment variables for loading: every process loads all weights, to evaluate them.
 
-    accelerate's `fsdp_cpu_ram_efficient_loading` would leave all but the first without.
+    With accelerate's `fsdp_cpu_ram_efficient_loading` only the first process would.
     """
-    return {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"} if asked_for() == "FSDP" else {}
+    return {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"} if configured() == "FSDP" else {}
 
 
 class WholeTask:
-    """A `Task` with a whole copy of the model on the first process; the others follow it.
+    """A `Task` with an unsharded copy of the model on the first process.
 
-    All processes call its methods together.
+    All processes call its methods together, and get the results of the first one.
     """
 
     def __init__(self, task, accelerator):
         self._accelerator, self._main = accelerator, accelerator.is_main_process
         self._task = None
         if self._main:
-            same = {id(dist.group.WORLD): dist.group.WORLD}  # a group is not copied
-            model = copy.deepcopy(task.model, same).cpu()
+            not_copied = {id(dist.group.WORLD): dist.group.WORLD}
+            model = copy.deepcopy(task.model, not_copied).cpu()
             self._task = replace(task, model=model, encoder=model.encoder)
 
     def fill(self, model):
-        """Copies the weights as they are now; model: as accelerate wrapped it."""
+        """Copy the current weights. model: as wrapped by accelerate."""
         state = self._accelerator.get_state_dict(model)
         if self._main:
             self._task.model.load_state_dict(state)
 
     def read(self, folder):
-        """Copies the weights from a checkpoint's folder."""
+        """Copy the weights from the folder of a checkpoint."""
         from safetensors.torch import load_file
 
         if self._main:
@@ -66,26 +66,26 @@ class WholeTask:
 
     def evaluate(self):
         """Metrics of the copy, on every process."""
-        return self._on_main(lambda: self._placed(self._task.evaluate))
+        return self._on_main(lambda: self._on_device(self._task.evaluate))
 
     def loss_values(self):
-        """The options of the loss, learnt ones with them, on every process."""
+        """The options of the loss with the values of learnt ones, on every process."""
         return self._on_main(lambda: self._task.loss_values())
 
     def sample(self):
-        """As `Task.sample`, on the first process, which alone calls it."""
-        return self._placed(self._task.sample)
+        """As `Task.sample`; called on the first process only."""
+        return self._on_device(self._task.sample)
 
     def write_to(self, folder):
-        """The model's files, by the first process, which alone calls it."""
+        """As `Task.write_to`; called on the first process only."""
         self._task.write_to(folder)
 
     @property
     def encoder(self):
-        """The whole encoder, on the first process."""
+        """The unsharded encoder, on the first process."""
         return self._task.encoder
 
-    def _placed(self, call):
+    def _on_device(self, call):
         self._task.model.to(self._accelerator.device)
         try:
             return call()
@@ -93,16 +93,16 @@ class WholeTask:
             self._task.model.cpu()
 
     def _on_main(self, call):
-        found = [None]
+        result = [None]
         with raised_together(dist.group.WORLD):
             if self._main:
-                found = [call()]
-        dist.broadcast_object_list(found, 0)
-        return found[0]
+                result = [call()]
+        dist.broadcast_object_list(result, 0)
+        return result[0]
 
 
 def local_part(parameter):
-    """What this process holds of a parameter: of a DTensor, or of ZeRO-3."""
+    """The part of a parameter that this process holds: of a DTensor, or with ZeRO-3."""
     if hasattr(parameter, "ds_tensor"):
         return parameter.ds_tensor
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -110,6 +110,6 @@ def local_part(parameter):
 
 def any_process(flag, device):
     """Whether a flag is set on any process."""
-    told = torch.tensor(int(flag), device=device)
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return bool(told)
+    flags = torch.tensor(int(flag), device=device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags)

@@ -1,4 +1,4 @@
-"""By what a model's embeddings are searched: its own similarity."""
+"""The similarity of a model, by which its embeddings are searched."""
 
 import torch
 
@@ -6,20 +6,20 @@ from fastsim.encoders.names import ModelError
 
 
 def similarity_of(encoder):
-    """What the encoder's embeddings are searched by: "cosine" or "dot", or ModelError."""
+    """The similarity of an encoder, "cosine" or "dot"; ModelError for any other."""
     if encoder.similarity not in ("cosine", "dot"):
         raise ModelError(
-            "model: wanted one that a search compares by cosine or dot, got similarity_fn_name"
+            "model: wanted one with similarity cosine or dot, got similarity_fn_name"
             f" {encoder.similarity!r}"
         )
     return encoder.similarity
 
 
 def as_cosines(queries, corpus, similarity):
-    """(queries, corpus, lengths (N, 1)): their cosines times the lengths are the similarity.
+    """(queries, corpus, factors (N, 1)): cosines of these times the factors are the similarity.
 
-    A dot product is one: one more column makes all rows of the corpus as long as the longest, with
-    0 in the queries, and the order of a query's cosines is that of its products.
+    For dot products, an additional column makes all rows of the corpus as long as the longest; it
+    is 0 in the queries. The cosines of a query then have the order of its dot products.
     Source: Bachrach et al. 2014, "Speeding Up the Xbox Recommender System Using a Euclidean
     Transformation for Inner-Product Spaces", section 3.
     """

@@ -1,4 +1,4 @@
-"""Ends of a run before its time: SIGTERM, Ctrl-C, and checkpoints by the clock."""
+"""Ends a run early on SIGTERM or Ctrl-C, and saves checkpoints by time."""
 
 import contextlib
 import signal
@@ -9,7 +9,7 @@ import torch
 import transformers
 
 
-class Stopped(RuntimeError):  # noqa: N818 - not an error: the run goes on another time
+class Stopped(RuntimeError):  # noqa: N818 - not an error: the run can be resumed
     """A run that a signal ended; its checkpoint is written. `signal`: the signal's number."""
 
     def __init__(self, message, number):
@@ -18,10 +18,10 @@ class Stopped(RuntimeError):  # noqa: N818 - not an error: the run goes on anoth
 
 
 class Watch(transformers.TrainerCallback):
-    """Ends the training after the step in which a signal came, and saves every few minutes.
+    """Ends the training after the step in which a signal arrives, and saves every few minutes.
 
-    minutes: of training between two checkpoints. several: whether other processes train with
-    this one; then all of them do the same after the same step.
+    minutes: of training between two checkpoints. several: whether several processes train
+    together; they all stop or save after the same step.
     """
 
     def __init__(self, minutes, several=False):
@@ -30,7 +30,7 @@ class Watch(transformers.TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self):
-        """While this lasts a first SIGTERM or Ctrl-C waits for the step's end."""
+        """A context in which the first SIGTERM or Ctrl-C waits for the end of the step."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -49,7 +49,7 @@ class Watch(transformers.TrainerCallback):
         self.signal = number
 
     def on_train_begin(self, args, state, control, **more):
-        # A resumed state brings the intervals of the run before.
+        # The state of a resumed run has the intervals of the earlier run.
         state.compute_steps(args, state.max_steps)
         self._saved = time.monotonic()
 
@@ -59,14 +59,14 @@ class Watch(transformers.TrainerCallback):
         if stop:
             self.signal = stop
             control.should_training_stop = True
-        # At an epoch's end transformers saves what it evaluated before: once, with the metrics.
+        # At the end of an epoch transformers saves by itself, after the evaluation.
         saved_later = args.save_strategy == "epoch" and _ends_epoch(state)
         if (stop or save) and not saved_later:
             control.should_save = True
 
     def on_epoch_end(self, args, state, control, **more):
         if self.signal and not _ends_epoch(state):
-            # transformers takes a stop for the end of the epoch. It was saved after its step.
+            # transformers takes a stop for the end of the epoch. The step was saved already.
             control.should_evaluate = control.should_save = False
 
     def on_save(self, args, state, control, **more):
@@ -75,13 +75,13 @@ class Watch(transformers.TrainerCallback):
     def _agree(self, *numbers):
         if not self.several:
             return numbers
-        told = torch.tensor(numbers)
+        largest = torch.tensor(numbers)
         if torch.distributed.get_backend() == "nccl":
-            told = told.cuda()
-        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)
-        return told.tolist()
+            largest = largest.cuda()
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return largest.tolist()
 
 
 def _ends_epoch(state):
-    """Whether a step is the last of its epoch, or of the training, which ends the epoch too."""
+    """Whether a step is the last one of its epoch or of the training."""
     return state.global_step >= state.max_steps or float(state.epoch).is_integer()

@@ -1,7 +1,7 @@
-"""The rows of a data set while they are read, and the `datasets.Dataset` that they become.
+"""Collects the rows of a data set while they are read, and makes a `datasets.Dataset` of them.
 
-In memory while they are few, else in a file of Arrow that is mapped into memory and vanishes with
-the process.
+A few rows are kept in memory; more go to an Arrow file that is mapped into memory and removed when
+the process ends.
 """
 
 import contextlib
@@ -13,18 +13,18 @@ from fastsim.files import full_disk_named
 from fastsim.locks import begun_folder, remove_left
 
 _IN_MEMORY = 50_000  # rows; more are mapped from a file
-_FOLDER = "fastsim-rows-"  # of that file, in the cache of `datasets`
+_FOLDER = "fastsim-rows-"  # prefix of the folder of that file, in the cache of `datasets`
 
 
 class Store:
-    """Columns that grow by parts: in memory, or from `_IN_MEMORY` rows on in a mapped file."""
+    """Columns that grow part by part: in memory, or beyond `_IN_MEMORY` rows in a mapped file."""
 
     def __init__(self, say):
         self.rows, self._parts, self._writer, self._say = 0, [], None, say
-        self._named, self._folder, self._handle = 0, None, None
+        self._reported, self._folder, self._handle = 0, None, None
 
     def begin(self, layout):
-        """Name the columns, those of a `Format`, before their first rows."""
+        """Set the columns, those of a `Format`, before the first rows are added."""
         import pyarrow
 
         kinds = {"score": pyarrow.float64()}
@@ -32,6 +32,7 @@ class Store:
         self.schema = pyarrow.schema(fields)
 
     def add(self, columns):
+        """Add the columns of some rows."""
         import pyarrow
 
         arrays = [
@@ -48,8 +49,8 @@ class Store:
                 self._spill()
         else:
             self._write([part])
-        if self.rows - self._named >= 500_000:
-            self._named = self.rows
+        if self.rows - self._reported >= 500_000:
+            self._reported = self.rows
             self._say(f"read {self.rows:,} rows")
 
     def _spill(self):
@@ -71,6 +72,7 @@ class Store:
                 self._writer.write_batch(part)
 
     def dataset(self):
+        """All rows as a `datasets.Dataset`."""
         import datasets
         import pyarrow
 
@@ -79,15 +81,15 @@ class Store:
         with full_disk_named(self._file.name):
             self._writer.close()
             self._file.close()
-        found = datasets.Dataset.from_file(self._file.name)
-        if os.name == "posix":  # the map keeps the file until the process ends
+        dataset = datasets.Dataset.from_file(self._file.name)
+        if os.name == "posix":  # the mapped file stays readable after its removal
             self._remove()
-        return found
+        return dataset
 
     def discard(self):
-        """Remove the file of rows whose reading came to nothing."""
+        """Remove the file after reading has failed."""
         if self._writer is not None:
-            with contextlib.suppress(OSError):  # a full disk, which the reading has told of
+            with contextlib.suppress(OSError):  # such as a full disk, which has been raised already
                 self._file.close()
         self._remove()
 

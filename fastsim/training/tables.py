@@ -1,16 +1,16 @@
-"""Columns of data in Arrow, from the hub, Parquet or blocks of CSV, checked whole."""
+"""Checks Arrow columns as a whole: from the hub, Parquet or blocks of CSV."""
 
 import pyarrow
 import pyarrow.compute as compute
 
 
 def checked_columns(table, keys, layout):
-    """The columns of a `Format` as Arrow arrays; None where a row may not fit, or is not plain.
+    """The columns of a `Format` as Arrow arrays, or None if some row may have a fault.
 
-    keys: {name in the format: name in the table}. What is None is looked at row by row, which says
-    what is wrong.
+    keys: {name in the format: name in the table}. With None the rows are checked one by one, which
+    reports the fault.
     """
-    found = []
+    columns = []
     for name in layout.columns:
         column = table[keys[name]].combine_chunks()
         if column.null_count:
@@ -27,8 +27,8 @@ def checked_columns(table, keys, layout):
             column = compute.utf8_trim_whitespace(column) if fits else column
         if not fits:
             return None
-        found.append(column)
-    return found
+        columns.append(column)
+    return columns
 
 
 def _is_text(column):
@@ -39,14 +39,14 @@ def _is_text(column):
 
 
 def _numbers(column):
-    """A column of numbers, or of texts that all are numbers, as float64; else None."""
-    given = pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
-    if not (given or _is_text(column)):
+    """A column of numbers, or of texts that are all numbers, as float64; else None."""
+    numeric = pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
+    if not (numeric or _is_text(column)):
         return None
     try:
-        numbers = column if given else compute.utf8_trim_whitespace(column)
+        numbers = column if numeric else compute.utf8_trim_whitespace(column)
         return numbers.cast(pyarrow.float64())
-    except pyarrow.ArrowInvalid:  # Python may know the number all the same: 1_000, 2**60 + 1
+    except pyarrow.ArrowInvalid:  # Python may accept it, such as 1_000 and 2**60 + 1
         return None
 
 

@@ -22,21 +22,20 @@ from fastsim.training.sharding import WholeTask, any_process, local_part
 
 
 class _Loader(torch.utils.data.DataLoader):
-    """A loader that hands the epoch on, as those that accelerate prepares."""
+    """A loader that passes the epoch to its batch sampler, like the loaders of accelerate."""
 
     def set_epoch(self, epoch):
         self.batch_sampler.set_epoch(epoch)
 
 
 class Trainer(transformers.Trainer):
-    """transformers.Trainer with batches of our own and our evaluation.
+    """transformers.Trainer with our batches and our evaluation.
 
-    batches: a batch sampler over all processes, or None: rows as transformers shuffles them.
-    batch_size: rows of a batch over all processes. micro_batch_size: rows that are encoded at
-    once, by `GradCache`; None: all. task: the `Task`, which evaluates the model being trained
-    where it has data for it. loss_learning_rate: for the loss's own parameters, by default that of
-    the encoder. What losses see of their batches (`fastsim.metrics`) is logged beside the loss as
-    `batch_...`. A loss or a weight that is not finite ends the training before anything is saved.
+    batches: a batch sampler over all processes; None: transformers shuffles the rows. batch_size:
+    rows of a batch over all processes. micro_batch_size: rows to encode at a time, by `GradCache`;
+    None: all. task: the `Task`, which evaluates the model. loss_learning_rate: for the parameters
+    of the loss, by default that of the encoder. The metrics of the batches (`fastsim.metrics`) are
+    logged as `batch_...`. A loss or weight that is not finite ends the training before it is saved.
     """
 
     def __init__(
@@ -54,17 +53,17 @@ class Trainer(transformers.Trainer):
         self.is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if self.is_deepspeed_enabled:
             zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-            zero["stage3_gather_16bit_weights_on_model_save"] = True  # what is saved is whole
+            zero["stage3_gather_16bit_weights_on_model_save"] = True  # saves unsharded weights
         self._whole = WholeTask(task, self.accelerator) if self.is_sharded else None
-        self._best = None  # the folder of the best weights, where they are not loaded
-        self._bad = None  # on the device: whether a loss was not finite
+        self._best = None  # the folder of the best weights, if the model is sharded
+        self._not_finite = None  # on the device: whether a loss was not finite
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.loss_learning_rate = loss_learning_rate
         self._resumed, self._began = None, time.monotonic()
-        self.seen = log_metrics(self)
+        self.batch_metrics = log_metrics(self)
 
     def get_train_dataloader(self):
-        """The batches of this process: its share of those that one process would have."""
+        """The batches of this process: its share of the batches of all processes."""
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         batches, rows = self.batches, self.train_dataset
         if batches is None:
@@ -85,14 +84,14 @@ class Trainer(transformers.Trainer):
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
-        # With several processes the batches are shared already; accelerate would do it again.
+        # For several processes the batches are divided already; accelerate would do it again.
         return self.accelerator.prepare(loader) if ranks == 1 else loader
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """As in transformers, or with a micro_batch_size by `GradCache`."""
+        """As in transformers, or by `GradCache` if there is a micro_batch_size."""
         value = self._step(model, inputs, num_items_in_batch)
         bad = ~value.detach().isfinite()
-        self._bad = bad if self._bad is None else self._bad | bad
+        self._not_finite = bad if self._not_finite is None else self._not_finite | bad
         return value
 
     def _step(self, model, inputs, num_items_in_batch):
@@ -107,36 +106,39 @@ class Trainer(transformers.Trainer):
         steps, scaler = self.current_gradient_accumulation_steps, self.accelerator.scaler
         if self.is_deepspeed_enabled:
             model.set_gradient_accumulation_boundary(self.accelerator.sync_gradients)
-        with self.compute_loss_context_manager():
+        # The model brings autocast along, as accelerate has wrapped it; the loss is outside of it.
+        with self.compute_loss_context_manager(), self.accelerator.autocast():
             value = cache.backward(
                 *columns,
                 scale=lambda loss: (loss if scaler is None else scaler.scale(loss)) / steps,
             )
         if self.is_deepspeed_enabled and self.accelerator.sync_gradients:
-            model.step()  # accelerate's optimizer leaves it to the engine
+            model.step()  # with DeepSpeed the optimizer of accelerate does nothing
         return value / steps
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """The metrics of the task, logged under `eval_...`."""
         if self.is_sharded:
             self._whole.fill(self.model_wrapped)
-        found = (self._whole or self.task).evaluate()
+        metrics = (self._whole or self.task).evaluate()
         if self.accelerator.num_processes > 1:
-            # Rounded otherwise, metrics of their own could end the training of some alone.
-            (found,) = broadcast_object_list([found])
-        found = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
-        self.log(found)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
-        return found
+            # Metrics that differ by rounding could end the training on some processes only.
+            (metrics,) = broadcast_object_list([metrics])
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
 
     def log(self, logs, start_time=None):
         """As in transformers, but a loss that is not finite ends the training.
 
-        The last entry is of all processes, and of all parts of a training that was resumed.
+        The last entry covers all processes and, after a resumption, the whole training.
         """
         self.check_finite(weights=False)
         if "train_loss" in logs:
-            # Each process has the losses since the last that was logged of its own share.
+            # The total of each process holds its own share of the losses since the last log.
             totals = gather_object([self._total_loss_scalar])
             logs["train_loss"] = sum(totals) / len(totals) / max(1, self.state.global_step)
             if self._resumed is not None:
@@ -147,9 +149,9 @@ class Trainer(transformers.Trainer):
         super().log(logs, start_time)
 
     def resume(self, checkpoint=None, say=print):
-        """Train from the start or a checkpoint; one at which the training ended is only loaded.
+        """Train from the start or from a checkpoint; if no steps remain, only load the checkpoint.
 
-        say: is told of a best model that cannot be used.
+        say: a function of one line of text, called if the best model cannot be used.
         """
         if checkpoint is None:
             return self.train()
@@ -169,12 +171,12 @@ class Trainer(transformers.Trainer):
         return TrainOutput(state.global_step, 0.0, {"train_runtime": resumed.seconds})
 
     def seconds(self):
-        """How long the training took so far, with the parts before it was resumed."""
+        """The seconds of training so far, including those before it was resumed."""
         before = 0.0 if self._resumed is None else self._resumed.seconds
         return before + time.monotonic() - self._began
 
     def whole_task(self):
-        """The task with all weights of its model: itself, or its copy where they are sharded."""
+        """The task with an unsharded model: itself, or its copy if the model is sharded."""
         if not self.is_sharded:
             return self.task
         if self._best is None:
@@ -184,23 +186,23 @@ class Trainer(transformers.Trainer):
         return self._whole
 
     def _determine_best_metric(self, metrics, trial):
-        """As in transformers; a new best model is saved, also between two checkpoints.
+        """As in transformers; also saves a new best model between two checkpoints.
 
-        Its metric is what later ones are compared with, so it must be there at the end.
+        Later models are compared with its metric, so it must still exist at the end.
         """
         better = super()._determine_best_metric(metrics, trial)
         self.control.should_save |= better
         return better
 
     def _load_best_model(self):
-        """As in transformers; of sharded models the copy reads the best weights."""
+        """As in transformers; for a sharded model only the copy will read the best weights."""
         if self.is_sharded:
             self._best = Path(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()
 
     def save_model(self, output_dir=None, _internal_call=False):
-        """As in transformers; of sharded models whole weights, for `whole_task`."""
+        """As in transformers; saves unsharded weights, which `whole_task` reads."""
         if not self.is_sharded:
             return super().save_model(output_dir, _internal_call)
         state = self.accelerator.get_state_dict(self.model_wrapped)
@@ -208,10 +210,10 @@ class Trainer(transformers.Trainer):
             self._save(output_dir, state_dict=state)
 
     def check_finite(self, *, weights=True):
-        """FloatingPointError where a loss since the start, or a weight now, is not finite."""
+        """FloatingPointError if a loss so far, or a current weight, is not finite."""
         hint = "try a smaller learning rate or --precision fp32"
         step = self.state.global_step
-        if self._bad is not None and bool(self._bad):
+        if self._not_finite is not None and bool(self._not_finite):
             raise FloatingPointError(f"the loss became NaN or infinite by step {step}: {hint}")
         if not weights:
             return
@@ -223,28 +225,28 @@ class Trainer(transformers.Trainer):
                 )
 
     def _save(self, output_dir=None, state_dict=None):
-        """As in transformers, tied weights under each of their names.
+        """As in transformers, with copies of tied weights under each of their names.
 
-        safetensors refuses memory that several names share.
+        safetensors refuses tensors that share memory.
         """
-        given = self.model.state_dict() if state_dict is None else state_dict
-        super()._save(output_dir, state_dict=_unshared(given))
+        state = self.model.state_dict() if state_dict is None else state_dict
+        super()._save(output_dir, state_dict=_unshared(state))
 
     def _save_checkpoint(self, model, trial):
-        """As in transformers, but only what is finite, and sealed with sizes and hashes.
+        """As in transformers, but refuses weights that are not finite, and adds a manifest.
 
-        Older checkpoints are removed then, and nothing else.
+        Then removes older checkpoints, and nothing else.
         """
         self.check_finite()
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            check_ours(folder)  # the user may have made it since the run began
+            check_ours(folder)  # the user may have made the folder meanwhile
         try:
             with full_disk_named(folder):
                 if self.args.should_save and not folder.exists():
                     begin(folder)
                 if self.accelerator.num_processes > 1:
-                    torch.distributed.barrier()  # the others write into it
+                    torch.distributed.barrier()  # the other processes write into the folder
                 super()._save_checkpoint(model, trial)
                 write_sums(self, folder)
                 if self.accelerator.num_processes > 1:
@@ -252,39 +254,39 @@ class Trainer(transformers.Trainer):
                 if self.args.should_save and folder.is_dir():
                     seal(folder)
         except OSError:
-            shutil.rmtree(folder, ignore_errors=True)  # it is no use, and the disk is full
+            shutil.rmtree(folder, ignore_errors=True)  # it is incomplete, and the disk is full
             raise
         if self.args.should_save:
             remove_older(folder.parent, self.state.best_model_checkpoint)
 
     def get_decay_parameter_names(self, model):
-        """As in transformers, without the loss's own numbers."""
+        """As in transformers, without the learnt options of the loss."""
         names = super().get_decay_parameter_names(model)
         return [name for name in names if not name.startswith("objective.learnt.")]
 
     def create_optimizer(self, model=None):
-        """As in transformers, the loss's own parameters with their own learning rate."""
-        fresh = self.optimizer is None
+        """As in transformers, with a group of its own for the parameters of the loss."""
+        is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         objective = getattr(self.model, "objective", None)
-        if fresh and self.loss_learning_rate is not None and objective is not None:
-            own = {id(parameter) for parameter in objective.parameters()}
+        if is_new and self.loss_learning_rate is not None and objective is not None:
+            loss_ids = {id(parameter) for parameter in objective.parameters()}
             for group in list(optimizer.param_groups):
-                ours = [p for p in group["params"] if id(p) in own]
-                if ours:
-                    group["params"] = [p for p in group["params"] if id(p) not in own]
-                    kept = {key: value for key, value in group.items() if key != "params"}
+                of_loss = [p for p in group["params"] if id(p) in loss_ids]
+                if of_loss:
+                    group["params"] = [p for p in group["params"] if id(p) not in loss_ids]
+                    options = {key: value for key, value in group.items() if key != "params"}
                     optimizer.add_param_group(
-                        {**kept, "params": ours, "lr": self.loss_learning_rate}
+                        {**options, "params": of_loss, "lr": self.loss_learning_rate}
                     )
         return optimizer
 
 
 def _unshared(state):
-    """A state whose tensors have memory of their own: copies where an earlier name has it."""
-    found, seen = {}, set()
+    """The state with copies of tensors that share the memory of an earlier one."""
+    result, pointers = {}, set()
     for name, value in state.items():
-        place = value.untyped_storage().data_ptr()
-        found[name] = value.clone() if place in seen else value
-        seen.add(place)
-    return found
+        pointer = value.untyped_storage().data_ptr()
+        result[name] = value.clone() if pointer in pointers else value
+        pointers.add(pointer)
+    return result

@@ -1,4 +1,4 @@
-"""Values of rows checked and turned into columns: texts, scores, labels."""
+"""Checks the values of rows and turns them into columns of texts, scores and labels."""
 
 import math
 
@@ -6,8 +6,8 @@ from fastsim.training.rows import DataError
 
 
 def checked_rows(path, part, places, layout, bad):
-    """The columns of some rows; rows that do not fit are told to `bad`, or raised if it is None."""
-    quick = _checked_together([row for _, row in part], places, layout)
+    """The columns of some rows. The faults of rows go to the list `bad`; None: they are raised."""
+    quick = _checked_by_column([row for _, row in part], places, layout)
     if quick is not None:
         return quick
     kept = []
@@ -28,21 +28,21 @@ def checked_rows(path, part, places, layout, bad):
     return list(zip(*kept, strict=True)) or [() for _ in places]
 
 
-def _checked_together(rows, places, layout):
-    """The columns, where a look at whole columns finds nothing wrong, else None."""
+def _checked_by_column(rows, places, layout):
+    """The columns, or None if a check of whole columns cannot rule out a fault."""
     if DataError in set(map(type, rows)):
         return None
-    given = list(zip(*rows, strict=True))
+    fields = list(zip(*rows, strict=True))
     columns = []
     for place, name in zip(places, layout.columns, strict=True):
-        values = given[place]
-        kinds = set(map(type, values))
+        values = fields[place]
+        types = set(map(type, values))
         if name in layout.texts:
-            if kinds != {str} or not all(map(str.strip, values)) or any("\0" in v for v in values):
+            if types != {str} or not all(map(str.strip, values)) or any("\0" in v for v in values):
                 return None
             if not _is_unicode("".join(values)):
                 return None
-        elif name == "score" and kinds <= {str, int, float}:
+        elif name == "score" and types <= {str, int, float}:
             try:
                 values = list(map(float, values))
             except (ValueError, OverflowError):
@@ -62,6 +62,7 @@ def _value(value, name, layout, path, where):
 
 
 def checked_text(value, name, path, where):
+    """The value, or `DataError` if it is no text that can be encoded."""
     if not isinstance(value, str):
         raise DataError(f"{path}, {where}: {name}: wanted a text, got {value!r:.40}")
     if not value.strip():
@@ -74,7 +75,7 @@ def checked_text(value, name, path, where):
 
 
 def _is_unicode(text):
-    """Whether a text can be written as UTF-8; JSON can hold one that cannot."""
+    """Whether a text can be written as UTF-8, which is not so for every JSON string."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -95,7 +96,7 @@ def _score(value, name, path, where):
 
 
 def _label(value, name, path, where):
-    """A class as text; 1, 1.0 and "1" are one class."""
+    """A class as text; 1, 1.0 and "1" are the same class."""
     if isinstance(value, bool):
         value = int(value)
     if isinstance(value, float) and value.is_integer():

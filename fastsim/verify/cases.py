@@ -12,7 +12,8 @@ from fastsim.backends.extras import DOT, GUIDE, PARTS, UNTARGETED, extras_of
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.log_sum_exp import guide_cosines, log_sum_exp
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.precision import compute_dtype
+from fastsim.tile_loss import TileLoss
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _guided(x, y, guide_x, guide_y, *, backend):
 def _of_rank(kind, x, groups, learnt, **options):
     """Of the last rows, as of the last rank of a group, which leave themselves out.
 
-    options: scale, and parameters of the `Tile`.
+    options: scale, and parameters of the `TileLoss`.
     """
     loss = partial(_of_part, kind)
     extras = (PARTS,)
@@ -148,7 +149,7 @@ def _of_part(kind, x, groups, *, scale, backend, skip="diagonal", **parameters):
         skip=skip,
         offset=first,
     )
-    tile = Tile(kind, pairs, **parameters)
+    tile = TileLoss(kind, pairs, **parameters)
     return tile_loss(tile, x[first:], x, scale=scale, formula=None, backend=get(backend))
 
 
@@ -173,7 +174,7 @@ def _squared_error(x, y, groups, int8, strided, ids):
 
 def _levels(x, y, groups, int8, strided, ids):
     learnt, loss = {"scale": 5.0}, fastsim.cosent_matrix
-    levels = torch.tensor([0.0, 1.0], dtype=torch.promote_types(x.dtype, torch.float32))
+    levels = torch.tensor([0.0, 1.0], dtype=compute_dtype(x))
     made = [
         Problem("diagonal", loss, [x, y], (None,), learnt=learnt),
         Problem("with itself", _alone, [x], ((groups, groups),), learnt=learnt),

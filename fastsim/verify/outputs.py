@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import torch
 
+from fastsim.precision import compute_dtype
+
 
 def on_device(problem, device, dtype=None):
     """The problem with its tensors on a device, those of floating point in that dtype."""
@@ -35,7 +37,7 @@ def outputs(problem, backend, device, dtype=None, *, wanted=None, laid=torch.clo
         laid(leaf.detach()).requires_grad_(wanted is None or place in wanted)
         for place, leaf in enumerate(problem.leaves)
     ]
-    compute = torch.promote_types(leaves[0].dtype, torch.float32)
+    compute = compute_dtype(leaves[0])
     learnt = {
         name: torch.full((), value, dtype=compute, device=device, requires_grad=wanted is None)
         for name, value in problem.learnt.items()

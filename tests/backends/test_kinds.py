@@ -13,7 +13,7 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS, LATE_INTERACTION, SELECTIONS
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, Kind
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from tests.cases import CASES
 from tests.seeds import fresh
 
@@ -61,7 +61,7 @@ def test_served_or_refused(kind, name, usable):
     levels = torch.tensor([-1.0, 1.0]) if kind == "levels" else None
     weights = None if KINDS[kind].whole_matrix else torch.rand(5)
     x.requires_grad_()
-    tile = Tile(kind, grouped(5, 7, kind), levels=levels)
+    tile = TileLoss(kind, grouped(5, 7, kind), levels=levels)
     loss = tile_loss(tile, x, y, scale=3.0, weights=weights, formula=None, backend=backend)
     loss.backward()
     assert loss.isfinite()
@@ -98,7 +98,7 @@ def test_auto_goes_on_to_the_next(monkeypatch, usable):
 
 def a_tile(kind, **options):
     pairs = options.pop("pairs", grouped(5, 7, kind))
-    return Tile(kind, pairs, torch.tensor(3.0), levels=torch.tensor([-1.0, 1.0]), **options)
+    return TileLoss(kind, pairs, torch.tensor(3.0), levels=torch.tensor([-1.0, 1.0]), **options)
 
 
 TILES = {
@@ -183,7 +183,7 @@ def test_every_record_stands_under_its_name():
         assert isinstance(kind, Kind)
         assert type(kind).__doc__
         assert set(kind.learns) <= {"scale", "bias"}
-        assert {*kind.parameters} <= {*vars(Tile("softmax", Pairs()))}
+        assert {*kind.parameters} <= {*vars(TileLoss("softmax", Pairs()))}
 
 
 def test_the_base_class_promises_nothing():

@@ -94,7 +94,7 @@ def test_a_wrong_gradient_fails(monkeypatch):
         return [1.01 * part for part in wrong(self, tile, *operands, **options)]
 
     monkeypatch.setattr(backend, "forward", off)
-    monkeypatch.setattr(backend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(backend, "serves_one_call", lambda *_: False)
     shape = (13, 29, 10)
     row = gpu_checks.error("info_nce symmetric", "cpu", shape, "float32", "cpu")
     assert not row["passed"]

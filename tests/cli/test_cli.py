@@ -77,7 +77,7 @@ def test_train_evaluate_search(data, tmp_path):
     assert query in result.output
     for nothing in ("", " "):  # a variable of a script that is not set
         result = run("search", "--model", output, "--corpus", corpus, "--query", nothing)
-        one_line(result, command.USAGE, "'--query': wanted a text, got an empty one")
+        one_line(result, command.USAGE, "'--query': wanted a non-empty text, got '")
     for name, given in (("--query", "caf\udce9"), ("--prompt", "query=caf\udce9")):
         result = run("search", "--corpus", corpus, "--query", query, name, given)
         one_line(result, command.USAGE, f"'{name}': wanted a text in UTF-8, got 'caf\\udce9'")
@@ -97,7 +97,7 @@ def one_line(result, code, *parts):
 
 def test_errors_are_one_line(data, tmp_path):
     out = tmp_path / "out"
-    one_line(train(data, out, loss="cosend"), command.USAGE, "can train cosent, angle", "'cosend'")
+    one_line(train(data, out, loss="cosend"), command.USAGE, "one of cosent, angle", "'cosend'")
     one_line(train(data, out, loss="info_nce"), command.USAGE, "got 'info_nce'")
     one_line(train(tmp_path / "no.csv", out), command.DATA, "no.csv: no such file")
     long = run("evaluate", "--data", f"{'x' * 300}.csv")
@@ -111,7 +111,7 @@ def test_errors_are_one_line(data, tmp_path):
     file.touch()
     one_line(train(data, file), command.OUTPUT, "wanted a folder")
     one_line(train(data, file / "below"), command.OUTPUT, "output: ")
-    one_line(train(data, out, "--best-metric", "x"), command.USAGE, "best_metric: wanted with")
+    one_line(train(data, out, "--best-metric", "x"), command.USAGE, "best_metric: needs eval")
     one_line(run("evaluate", "--model", tmp_path / "empty", "--data", data), command.MODEL)
     assert not out.exists()
     result = train(data, out, "--learning-rate", "-1")

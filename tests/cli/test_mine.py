@@ -113,7 +113,7 @@ def test_mine_writes_over_nothing_that_is_read_or_there(tuples, tmp_path, monkey
         for output, *more, code, reason in (
             (tuples, "--overwrite", 5, "wanted another file than those read"),
             (corpus, "--overwrite", 5, "wanted another file than those read"),
-            (there, 5, "is there already; --overwrite"),
+            (there, 5, "exists; --overwrite"),
             (tmp_path, "--overwrite", 5, "wanted a file"),
             (tmp_path / "no/such", 5, "No such file"),
             (tmp_path / "new.csv", 5, "wanted a name that ends in .jsonl"),
@@ -130,7 +130,7 @@ def test_mine_writes_over_nothing_that_is_read_or_there(tuples, tmp_path, monkey
     assert json.loads(there.read_text().splitlines()[0])["anchor"] == KEPT[0][0]
     there.write_text('{"anchor": "a", "positive": "b", "negative": "c"}\n')
     result = run("mine", "--pairs", there, "--output", tmp_path / "new", "--cpu")
-    one_line(result, 3, "wanted the columns anchor and positive alone, got anchor, positive, nega")
+    one_line(result, 3, "wanted only the columns anchor and positive, got anchor, positive, nega")
 
 
 def test_mine_takes_ranks_beyond_the_corpus(tuples, tmp_path):

@@ -15,7 +15,7 @@ def verify(*options):
 def test_a_device_that_torch_does_not_know_is_named(name):
     done = verify("--device", name)
     assert done.exit_code == command.USAGE
-    wanted = f"--device: wanted a device as torch names it, such as cuda:0, got {name!r}"
+    wanted = f"--device: wanted the name of a device in torch, such as cuda:0, got {name!r}"
     assert done.stderr == f"Error: {wanted}\n"
 
 
@@ -26,4 +26,4 @@ def test_where_nothing_can_be_checked_it_fails():
         ["not checked", " triton"],
         ["not checked", " cuda"],
     ]
-    assert "nothing was checked: no kernel that was asked for can run on 'meta'" in done.stderr
+    assert "nothing was checked: none of the chosen kernels can run on 'meta'" in done.stderr

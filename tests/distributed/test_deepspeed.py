@@ -1,7 +1,6 @@
 """GradCache around DeepSpeed's engine: right gradients, reduced once a step, for ZeRO-1 to 3."""
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -9,6 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip("deepspeed")
+from tests.distributed.processes import exit_codes
+from tests.rendezvous import rendezvous
 from tests.seeds import SEED
 
 STAGES = (1, 2, 3)
@@ -18,25 +19,16 @@ STAGES = (1, 2, 3)
 def found(tmp_path_factory):
     """{stage: (error of the step, gradient reductions)} of each of two processes."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        environment = os.environ | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu",
-            "FASTSIM_SEED": str(SEED),
-        }
-        command = [sys.executable, "-m", "tests.distributed.deepspeed_work", str(folder)]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE))
-    said = [process.communicate(timeout=300)[1].decode()[-3000:] for process in processes]
-    assert not any(process.returncode for process in processes), said
+    command = [sys.executable, "-m", "tests.distributed.deepspeed_work", str(folder)]
+    own = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "FASTSIM_SEED": str(SEED)}
+    processes, logs = [], [folder / f"{rank}.log" for rank in range(2)]
+    with rendezvous(2) as common:
+        for rank, log in enumerate(logs):
+            place = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | own
+            with open(log, "w") as said:
+                processes.append(subprocess.Popen(command, env=os.environ | place, stderr=said))
+        codes = exit_codes(processes)
+    assert not any(codes), (codes, [log.read_text()[-3000:] for log in logs])
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -13,19 +12,11 @@ from fastsim.distributed import Batch, Ring
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.ring import ring_sum
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from tests.distributed import ranks
 from tests.seeds import fresh
 
 ROWS = 5
-
-
-@pytest.fixture
-def alone():
-    """A group of this process alone, whose columns go nowhere."""
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def test_dtensors_of_a_mesh_without_names_are_refused(alone):
@@ -45,7 +36,7 @@ def test_states_on_a_ring_are_as_wide_as_without(alone):
     x, y = torch.randn(2, ROWS, ranks.WIDTH)
     given = {"scale": 2.0, "formula": None, "backend": get("torch")}
     found = [
-        tile_loss(Tile("softmax", Pairs()), x, y, batch=batch, **given)
+        tile_loss(TileLoss("softmax", Pairs()), x, y, batch=batch, **given)
         for batch in (Batch([ROWS], [ROWS], alone, ring=True), None)
     ]
     torch.testing.assert_close(*found, rtol=0, atol=0)

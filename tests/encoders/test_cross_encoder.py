@@ -1,5 +1,6 @@
 """The cross-encoder."""
 
+import copy
 import json
 
 import pytest
@@ -9,9 +10,11 @@ from fastsim.encoders.cross_encoder import CrossEncoder, is_cross_encoder
 from fastsim.encoders.encoder import Encoder
 from fastsim.encoders.names import ModelError
 from tests import models
+from tests.measure import assert_close
 
 pytest.importorskip("transformers")
 TEXTS = models.texts()
+CUT = {"padding": True, "truncation": True, "return_tensors": "pt"}
 
 
 def test_a_cross_encoder_wants_as_many_texts_on_either_side():
@@ -98,8 +101,10 @@ def test_a_cross_encoder_of_sentence_transformers_is_one(tmp_path):
     again = CrossEncoder.from_pretrained(tmp_path / "theirs")
     assert again.max_length == 9
     pairs = list(zip(TEXTS[:6], TEXTS[6:12], strict=True))
-    expected = torch.tensor(theirs.predict(pairs, activation_fn=torch.nn.Identity()))
-    torch.testing.assert_close(again.score(TEXTS[:6], TEXTS[6:12]), expected, rtol=0, atol=1e-5)
+    dense = torch.tensor(theirs.predict(pairs, activation_fn=torch.nn.Identity()))
+    tokens = theirs.tokenizer(*zip(*pairs, strict=True), max_length=9, **CUT)
+    truth = theirs.model.double()(**tokens).logits.detach()[:, 0]
+    assert_close("scores", again.score(TEXTS[:6], TEXTS[6:12]), truth, dense, torch.float32)
 
 
 def test_a_cross_encoder_of_further_parts_is_refused(tmp_path):
@@ -107,7 +112,7 @@ def test_a_cross_encoder_of_further_parts_is_refused(tmp_path):
     Encoder.from_pretrained(models.tiny_bert(), dense=1).save_pretrained(tmp_path)
     about = tmp_path / "config_sentence_transformers.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"model_type": "CrossEncoder"}))
-    with pytest.raises(ModelError, match="wanted a cross-encoder that is all transformer"):
+    with pytest.raises(ModelError, match="wanted a cross-encoder with only a transformer"):
         CrossEncoder.from_pretrained(tmp_path)
 
 
@@ -143,7 +148,7 @@ def test_texts_that_only_the_encoders_folder_lower_cases_are_refused(tmp_path):
         encoder = Encoder(plain.model, plain.tokenizer, lower_case=True)
         encoder.save_pretrained(tmp_path / name)
     CrossEncoder.from_pretrained(tmp_path / "lower")
-    with pytest.raises(ModelError, match="kept' wants lower-cased texts"):
+    with pytest.raises(ModelError, match="kept' lower-cases texts"):
         CrossEncoder.from_pretrained(tmp_path / "kept")
 
 
@@ -151,8 +156,11 @@ def test_a_decoder_without_padding_pads_with_its_end():
     encoder = CrossEncoder.from_pretrained(models.tiny_decoder())
     assert encoder.model.config.pad_token_id == encoder.tokenizer.eos_token_id
     together = encoder.score(TEXTS[:6], TEXTS[6:12])
-    alone = [encoder.score([one], [two]) for one, two in zip(TEXTS[:6], TEXTS[6:12], strict=True)]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
+    pairs = [([one], [two]) for one, two in zip(TEXTS[:6], TEXTS[6:12], strict=True)]
+    alone = torch.cat([encoder.score(*pair) for pair in pairs])
+    double = copy.deepcopy(encoder).double()
+    truth = torch.cat([double(encoder.tokenize(*pair)).detach() for pair in pairs])
+    assert_close("scores", together, truth, alone, torch.float32)
     encoder.tokenizer.pad_token = encoder.tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="tokenizer: wanted a padding or an end token"):
+    with pytest.raises(ValueError, match="tokenizer: wanted one with a padding or an end"):
         CrossEncoder(encoder.model, encoder.tokenizer)

@@ -5,6 +5,7 @@ import torch
 
 from fastsim.encoders.encoder import Encoder
 from tests import models
+from tests.encoders.close import assert_theirs
 
 pytest.importorskip("transformers")
 TEXTS = models.texts()
@@ -22,12 +23,11 @@ def test_prompts_of_queries_and_documents_left_out_of_the_pooling(tmp_path):
         )
         again = Encoder.from_pretrained(tmp_path / f"{include}")
         for name in ("query", "document"):
-            expected = torch.tensor(getattr(theirs, f"encode_{name}")(TEXTS))
             found = getattr(again, f"encode_{name}")(TEXTS)
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+            assert_theirs(found, theirs, TEXTS, f"encode_{name}")
     half = again.encode_query(TEXTS, dtype=torch.float16, to_numpy=True)
     assert half.dtype == "float16"
-    assert abs(half - again.encode_query(TEXTS, to_numpy=True)).max() < 2**-9
+    assert (half == again.encode_query(TEXTS, to_numpy=True).astype("float16")).all()
 
 
 def test_a_prompt_may_be_a_name_or_a_text():
@@ -59,11 +59,8 @@ def test_a_prompt_is_left_out_whatever_begins_and_ends_a_text(template, pooling,
     encoder.save_pretrained(tmp_path / "model")
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
     # One by one: with padding they would pool other tokens.
-    expected = torch.tensor(theirs.encode_query(TEXTS, batch_size=1))
     found = Encoder.from_pretrained(tmp_path / "model").encode_query(TEXTS)
-    # Sums of up to 128 terms, a rounding each.
-    bound = 128 * torch.finfo(torch.float32).eps * expected.abs().max()
-    assert (found - expected).abs().max() <= bound
+    assert_theirs(found, theirs, TEXTS, "encode_query", batch_size=1)
 
 
 def test_a_prompt_left_out_counts_in_the_weights_of_positions(tmp_path):
@@ -73,11 +70,7 @@ def test_a_prompt_left_out_counts_in_the_weights_of_positions(tmp_path):
     encoder.prompts, encoder.include_prompt = {"query": "is the "}, False
     encoder.save_pretrained(tmp_path)
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
-    expected = torch.tensor(theirs.encode_query(TEXTS))
-    found = encoder.encode_query(TEXTS)
-    # Sums of up to 128 terms, a rounding each.
-    bound = 128 * torch.finfo(torch.float32).eps * expected.abs().max()
-    assert (found - expected).abs().max() <= bound
+    assert_theirs(encoder.encode_query(TEXTS), theirs, TEXTS, "encode_query")
 
 
 def test_a_prompt_that_ends_like_padding_is_left_out_whole():

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-import torch
 
 from fastsim.encoders.cross_encoder import CrossEncoder
 from fastsim.encoders.encoder import Encoder, ModelError
 from fastsim.encoders.transformer_config import transformer_settings
 from tests import models
+from tests.encoders.close import assert_theirs
 
 pytest.importorskip("transformers")
 TEXTS = models.texts()
@@ -33,9 +33,7 @@ def written(model, folder, **changes):
 
 def test_what_sentence_transformers_writes_by_itself_is_read(theirs, tmp_path):
     folder = written(theirs, tmp_path / "model")
-    found = Encoder.from_pretrained(folder).encode(TEXTS)
-    expected = torch.tensor(theirs.encode(TEXTS))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_theirs(Encoder.from_pretrained(folder).encode(TEXTS), theirs, TEXTS)
     CrossEncoder.from_pretrained(folder)
 
 

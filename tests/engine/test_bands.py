@@ -31,7 +31,7 @@ def inputs(*shapes, seed):
     ]
 
 
-INDEX = torch.randint(0, OTHERS, (ROWS,), generator=torch.Generator().manual_seed(1))  # some twice
+INDEX = torch.randint(0, OTHERS, (ROWS,), generator=fresh(1))  # some twice
 CASES = {
     "paired": (of_rows, [(ROWS, WIDTH), (ROWS, WIDTH), (WIDTH,)], {}),
     "chosen": (of_rows, [(ROWS, WIDTH), (OTHERS, WIDTH), (WIDTH,)], {"index": INDEX}),

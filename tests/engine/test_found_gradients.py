@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import fastsim
+from tests.seeds import fresh
 
 ROWS, WIDTH = 150, 20  # more than one call of a backend makes whole
 
 
 def sides(seed):
-    random = torch.Generator().manual_seed(seed)
+    random = fresh(seed)
     return [torch.randn(ROWS, WIDTH, generator=random, requires_grad=True) for _ in range(2)]
 
 

@@ -6,53 +6,70 @@ import torch
 import fastsim
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.backend import CpuBackend
+from tests.measure import assert_close, conditioning
 
 BACKENDS = tuple(fastsim.backends())
 
 
 def loops(x, groups, y, others, skip, distance):
-    """(positive, negative, their indices) by looking at one pair after the other in float64."""
-    found = []
+    """(distances (N, M), which pairs are positives, which are negatives), one after the other."""
+    far, own = torch.empty(len(x), len(y), dtype=torch.float64), []
     for i, a in enumerate(x.double()):
-        far, near = (-torch.inf, -1), (torch.inf, -1)
         for j, b in enumerate(y.double()):
             if distance == "cosine":
-                d = 1 - torch.dot(a, b) / (a.norm() * b.norm())
+                far[i, j] = 1 - torch.dot(a, b) / (a.norm() * b.norm())
             else:
-                d = (a - b).norm()
-            if groups[i] == others[j]:
-                if not (skip and i == j) and d > far[0]:
-                    far = (d.item(), j)
-            elif d < near[0]:
-                near = (d.item(), j)
-        found.append((far[0], near[0], far[1], near[1]))
-    return tuple(torch.tensor(part) for part in zip(*found, strict=True))
+                far[i, j] = (a - b).norm()
+        own.append([groups[i] == label for label in others])
+    own = torch.tensor(own)
+    itself = torch.eye(*far.shape, dtype=torch.bool) & skip
+    return far, own & ~itself, ~own
+
+
+def of_pairs(distance):
+    """A function of rows and as many others: [their distances]."""
+    if distance == "euclidean":
+        return lambda sides: [(sides[0] - sides[1]).norm(dim=1)]
+    return lambda sides: [1 - torch.nn.functional.cosine_similarity(*sides, eps=0)]
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
 @pytest.mark.parametrize("references", ["none", "others", "own first"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_loops(backend, references, distance, usable, small_panels):
+    """The distances of the pairs that are named, and that no other pair is harder."""
     usable(backend)
     x, groups = torch.randn(37, 9), torch.randint(0, 6, (37,))
     groups[0] = 7  # alone, and without a positive anywhere
     y, others = torch.randn(141, 9), torch.randint(0, 6, (141,))
     options = {"distance": distance, "backend": backend}
     if references == "none":
+        y, others = x, groups
         got = fastsim.hardest_pairs(x, groups, **options)
-        wanted = loops(x, groups, x, groups, True, distance)
     else:
         first = references == "own first"
         if first:
             y[:37], others[:37] = x, groups
         got = fastsim.hardest_pairs(x, groups, y, others, own_first=first, **options)
-        wanted = loops(x, groups, y, others, first, distance)
-    for mine, truth in zip(got[:2], wanted[:2], strict=True):
-        torch.testing.assert_close(mine.double(), truth.double(), rtol=1e-6, atol=1e-6)
-    for mine, truth in zip(got[2:], wanted[2:], strict=True):
-        assert torch.equal(mine, truth)
+    apart, own, different = loops(x, groups, y, others, references != "others", distance)
+    formula, eps = of_pairs(distance), torch.finfo(torch.float32).eps
+    sides = zip(got[:2], got[2:], (own, different), (-torch.inf, torch.inf), strict=True)
+    for found, index, part, none in sides:
+        some = part.any(1)
+        assert torch.equal(index == -1, ~some)
+        assert (found[~some] == none).all()
+        rows, index = torch.where(some)[0], index[some]
+        assert part[rows, index].all()
+        harder = apart.where(part, none)[rows]
+        best = harder.argmax(1) if none < 0 else harder.argmin(1)
+        truth, hardest = apart[rows, index], apart[rows, best]
+        pairs = [x[rows], y[index]]
+        (moved,) = conditioning(formula, [side.double() for side in pairs])
+        given = torch.float32, 1.0, eps * moved
+        assert_close("distances", found[some], truth, *formula(pairs), *given)
+        # Of two that are as far but for the rounding of what they are compared by, either.
+        assert_close("the hardest", truth, hardest, *formula([x[rows], y[best]]), *given)
     assert got.positive_index[0] == -1
-    assert got.positive[0] == -torch.inf
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

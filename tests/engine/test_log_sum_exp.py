@@ -46,17 +46,17 @@ def clear_guide(rows, columns, backend):
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("self_similarity", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_log_sum_exp(backend, dtype, together, similarity, usable, small_panels):
+def test_log_sum_exp(backend, dtype, self_similarity, similarity, usable, small_panels):
     usable(backend)
-    rows, columns, width = 41, 41 if together else 87, 9
+    rows, columns, width = 41, 41 if self_similarity else 87, 9
     compute = torch.promote_types(dtype, torch.float32)
     for excluded, guided, both in itertools.product((False, True), repeat=3):
         # Of such a size that products are about as large as cosines.
         x, y = (torch.randn(n, width).div(width**0.5).to(dtype) for n in (rows, columns))
-        y = x if together else y
+        y = x if self_similarity else y
         exclude = (torch.arange(rows), torch.arange(columns) % rows) if excluded else None
         guide = clear_guide(rows, columns, backend) if guided else None
         scale = torch.tensor(7.0, dtype=compute)
@@ -68,17 +68,17 @@ def test_log_sum_exp(backend, dtype, together, similarity, usable, small_panels)
             a, b, s = (
                 t.detach().to(k).requires_grad_() for t, k in zip(tensors, kinds, strict=True)
             )
-            b = a if together else b
+            b = a if self_similarity else b
             value = calculate(a, b, s)
             value.masked_fill(value.isinf(), 0.0).mul(mix).sum().backward()
-            grads = [t.grad for t in ((a, s) if together else (a, b, s))]
+            grads = [t.grad for t in ((a, s) if self_similarity else (a, b, s))]
             return [value.detach(), *grads]
 
         def truth(a, b, s, options=(exclude, guide), both=both):
             return torch.cat(oracle(a, b, s, *options, similarity)[: 1 + both])
 
         def ours(a, b, s, options=(exclude, guide), both=both, backend=backend):
-            other = None if together else b
+            other = None if self_similarity else b
             parts = log_sum_exp(
                 a, other, scale=s, exclude=options[0], guide=options[1], columns=both,
                 similarity=similarity, backend=backend,
@@ -92,12 +92,12 @@ def test_log_sum_exp(backend, dtype, together, similarity, usable, small_panels)
         assert torch.equal(got[0].isinf(), exact[0].isinf())
         for part, (one, right, dense) in enumerate(zip(got, exact, plain, strict=True)):
             one, right, dense = (v.masked_fill(v.isinf(), 0.0) for v in (one, right, dense))
-            kind = (torch.float64, dtype, compute if together else dtype, compute)[part]
+            kind = (torch.float64, dtype, compute if self_similarity else dtype, compute)[part]
             kind = compute if part == 0 else kind
             # The dense formula is one draw of rounding; a logit of 7 rounds by 7 eps, one of rows
             # with themselves, of products, is up to three times as large.
             slack = (
-                (24 if together and similarity == "dot" else 8)
+                (24 if self_similarity and similarity == "dot" else 8)
                 * torch.finfo(compute).eps
                 * right.abs().max()
             )

@@ -41,7 +41,7 @@ BOTH = {
 
 def _targets(rows):
     """A target matrix that is not symmetric."""
-    return torch.rand(rows, rows, generator=torch.Generator().manual_seed(rows)) * 2 - 1
+    return torch.rand(rows, rows, generator=fresh(rows)) * 2 - 1
 
 
 def _partners(rows):

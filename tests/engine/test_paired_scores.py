@@ -7,7 +7,7 @@ from torch.library import opcheck
 import fastsim
 from fastsim import scores
 from tests.cases import call
-from tests.measure import assert_close
+from tests.measure import assert_close, conditioning
 from tests.oracles import cosines
 
 BACKENDS = tuple(fastsim.backends())
@@ -60,9 +60,12 @@ def test_equals_the_oracle(backend, dtype, layout, shape, usable):
     # In float64 the oracle's sum is rounded as well.
     summed = paired(*(t.abs() for t in wide)).max().item() if dtype == torch.float64 else 0.0
     sizes = (summed, terms(*wide), terms(*wide[::-1]))
+    # Few values are few draws of rounding, so what rounding the terms does counts as well.
+    moved = conditioning(lambda t: gradients(torch.nn.functional.cosine_similarity, *t), wide)
     names = ("value", "dx", "dy")
-    for name, mine, exact, other, size in zip(names, got, truth, dense, sizes, strict=True):
-        assert_close(name, mine, exact, other, mine.dtype, size)
+    rest = zip(sizes, moved, strict=True)
+    for name, mine, exact, other, (size, move) in zip(names, got, truth, dense, rest, strict=True):
+        assert_close(name, mine, exact, other, mine.dtype, size, move * torch.finfo(compute).eps)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

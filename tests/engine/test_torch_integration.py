@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 import fastsim
 from fastsim import scores
 from fastsim.backends import get
-from fastsim.backends.cpu import sizes, whole
+from fastsim.backends.cpu import one_call, sizes
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.engine import autograd as engine
-from fastsim.engine import chosen_rows, log_sum_exp, max_sim, selection, triplets, whole_loss
+from fastsim.engine import chosen_rows, log_sum_exp, max_sim, one_call_loss, selection, triplets
 from fastsim.engine import cosent as ranking
 from tests.cases import BY_NAME, CASES, call, inputs, on_backend, takes_backend
 
@@ -27,7 +27,7 @@ def recorded(monkeypatch):
     """Every call of an operator of ours while a loss runs: (operator, arguments)."""
     calls = []
     # A small loss is no operator, but where something traces.
-    monkeypatch.setattr(whole_loss, "is_whole", lambda *_, **__: False)
+    monkeypatch.setattr(one_call_loss, "without_operator", lambda *_, **__: False)
     monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: False)
 
     def record(module, name):
@@ -140,7 +140,7 @@ def test_compile(case, backend, compiler, usable):
 def test_compile_of_many_rows(case, dtype, monkeypatch, usable):
     """What decides how a large batch is multiplied can be traced too."""
     usable("cpu")
-    monkeypatch.setattr(whole, "SMALL", 0)
+    monkeypatch.setattr(one_call, "SMALL", 0)
     monkeypatch.setattr(sizes, "CHEAP", 0)
     tensors, others, options = inputs(case, (5, 7, 4), dtype, seed=24)
     options |= on_backend(case, "cpu")
@@ -268,14 +268,14 @@ def test_no_gradient_work_without_need(backend, usable, in_passes, monkeypatch):
 def test_no_gradient_work_without_need_in_one_call(backend, usable, monkeypatch):
     usable(backend)
     kind = type(get(backend))
-    whole = kind.whole
+    original = kind.in_one_call
 
-    def without(self, tile, x, y, scale, bias, weights, wants, *more):
-        if wants is not None:
+    def without(self, tile, x, y, scale, bias, weights, needs_grad, *more):
+        if needs_grad is not None:
             refuse()
-        return whole(self, tile, x, y, scale, bias, weights, wants, *more)
+        return original(self, tile, x, y, scale, bias, weights, needs_grad, *more)
 
-    monkeypatch.setattr(kind, "whole", without)
+    monkeypatch.setattr(kind, "in_one_call", without)
     assert_refused_with_a_gradient_alone(backend)
 
 

@@ -8,4 +8,4 @@ from fastsim.integrations import overrides
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
     """Each test hears what is said once in a process."""
-    monkeypatch.setattr(overrides, "_said", set())
+    monkeypatch.setattr(overrides, "_warned", set())

@@ -269,7 +269,7 @@ def test_proxies_without_numbers(name):
 def test_one_class():
     x, labels = batch()[0], torch.zeros(ROWS, dtype=torch.long)
     ours, theirs = (kind.ArcFaceLoss(1, WIDTH) for kind in (losses, their_losses))
-    with pytest.warns(UserWarning, match="one class has no others"):
+    with pytest.warns(UserWarning, match="a single class has no fused form"):
         assert ours(x, labels) == theirs(x, labels) == 0
     assert losses.CosFaceLoss(1, WIDTH)(x, labels) == 0
 

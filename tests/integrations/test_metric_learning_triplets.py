@@ -31,8 +31,8 @@ MINED = [
     (distance, options, how)
     for distance in DISTANCES
     for options in OPTIONS
-    for how in ("batch hard", "references", "sampled")
-    if not (how == "references" and "swap" in options)
+    for how in ("batch hard", "references", "the same labels", "sampled")
+    if how in ("batch hard", "sampled") or "swap" not in options
 ]
 
 
@@ -47,8 +47,11 @@ def triplet_call(kind, mine, distance, options, how):
             return loss(x, labels)
         loss = kind.TripletMarginLoss(distance=DISTANCES[distance](), **options)
         references = {}
-        if how == "references":
-            references = {"ref_emb": rest[0], "ref_labels": batch(REFERENCES, 4)[1]}
+        if rest:
+            # Of the same labels, theirs leaves out the pair of a row with the reference in its
+            # place, which may be the farthest of its class.
+            others = labels if how == "the same labels" else batch(REFERENCES, 4)[1]
+            references = {"ref_emb": rest[0], "ref_labels": others}
         miner = mine.BatchHardMiner(distance=DISTANCES[distance]())
         return loss(x, labels, miner(x, labels, **references), **references)
 
@@ -57,7 +60,9 @@ def triplet_call(kind, mine, distance, options, how):
 
 @pytest.mark.parametrize(("distance", "options", "how"), MINED)
 def test_triplets(distance, options, how):
-    tensors = [batch()[0]] + ([batch(REFERENCES, 4)[0]] if how == "references" else [])
+    tensors, rows = [batch()[0]], {"references": REFERENCES, "the same labels": ROWS}
+    if how in rows:
+        tensors.append(batch(rows[how], 4)[0])
     case = distance, options, how
     ours = triplet_call(losses, miners, *case)
     compare(ours, triplet_call(their_losses, their_miners, *case), tensors)
@@ -74,7 +79,7 @@ def test_too_many_triplets_are_theirs(monkeypatch):
     monkeypatch.setattr(losses, "FEW", 0)
     x, labels = batch()
     torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="more triplets than"):
+    with pytest.warns(UserWarning, match="the triplets need more memory"):
         value = losses.TripletMarginLoss(triplets_per_anchor=100)(x, labels)
     torch.manual_seed(0)
     assert torch.equal(value, their_losses.TripletMarginLoss(triplets_per_anchor=100)(x, labels))

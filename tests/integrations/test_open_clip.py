@@ -216,7 +216,7 @@ def test_logits_that_are_replaced(name, how):
     image, text, scale, bias = arguments(name, True, (), True)
     ours, theirs = replaced(name, how)
     plain = PAIRS[name]()(image, text, scale, bias)
-    with pytest.warns(UserWarning, match=f"{name}: get_logits has no fused form; open_clip's own"):
+    with pytest.warns(UserWarning, match=f"{name}: get_logits has been replaced; open_clip's own"):
         value = ours(image, text, scale, bias)
     assert torch.equal(value, theirs(image, text, scale, bias))
     assert abs(value - plain) > 0.1
@@ -232,7 +232,7 @@ def test_a_patch_of_a_method_that_ours_overrides(monkeypatch):
             return shipped(*given, **options) / 2
 
         monkeypatch.setattr(getattr(peer, name), "forward", halved)
-        with pytest.warns(UserWarning, match=f"{name}: forward has no fused form"):
+        with pytest.warns(UserWarning, match=f"{name}: forward has been replaced"):
             value = PAIRS[name]()(*given)
         assert torch.equal(value, getattr(peer, name)()(*given))
         torch.testing.assert_close(value, plain / 2)
@@ -247,7 +247,7 @@ def test_a_patch_of_their_class(monkeypatch):
         return tuple(part / 2 for part in their_logits(self, *given, **options))
 
     monkeypatch.setattr(peer.ClipLoss, "get_logits", halved)
-    with pytest.warns(UserWarning, match="get_logits has no fused form"):
+    with pytest.warns(UserWarning, match="get_logits has been replaced"):
         value = ClipLoss()(image, text, scale)
     assert torch.equal(value, peer.ClipLoss()(image, text, scale))
     assert abs(value - plain) > 0.1
@@ -256,7 +256,7 @@ def test_a_patch_of_their_class(monkeypatch):
 def test_a_function_of_their_module_that_was_replaced(monkeypatch):
     image, text, scale, _ = arguments("ClipLoss", True, (), False)
     monkeypatch.setattr(peer, "gather_features", lambda *given, **options: given)
-    with pytest.warns(UserWarning, match="gather_features has no fused form; open_clip's own"):
+    with pytest.warns(UserWarning, match="gather_features has been replaced; open_clip's own"):
         value = ClipLoss()(image, text, scale)
     assert torch.equal(value, peer.ClipLoss()(image, text, scale))
 

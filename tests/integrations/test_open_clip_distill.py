@@ -185,7 +185,7 @@ def test_a_loss_that_is_replaced():
             return super().dist_loss(*logits) / 2
 
     given = arguments()
-    with pytest.warns(UserWarning, match="Halved: dist_loss has no fused form; open_clip's own"):
+    with pytest.warns(UserWarning, match="Halved: dist_loss has been replaced; open_clip's own"):
         value = Halved()(*given)[1]
     torch.testing.assert_close(value, DistillClipLoss()(*given)[1] / 2)
 

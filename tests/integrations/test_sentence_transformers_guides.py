@@ -163,7 +163,7 @@ def of_products(loss):
 def test_guided_losses_run_what_was_replaced(name, change):
     columns, guides = vectors(3), vectors(3, width=7)
     plain = guided(ours, name, lambda loss: None, columns, guides)
-    with pytest.warns(UserWarning, match=f"{name}: .* has no fused form; sentence-transformers'"):
+    with pytest.warns(UserWarning, match=f"{name}: .* has been replaced; sentence-transformers'"):
         value = guided(ours, name, change, columns, guides)
     assert torch.equal(value, guided(theirs, name, change, columns, guides))
     assert abs(value - plain) > 1e-3
@@ -195,7 +195,7 @@ def test_a_subclass_of_a_guided_loss(monkeypatch):
                 return super().sim_matrix(*sides) / 2
 
         monkeypatch.setattr(package, "Halved", Halved, raising=False)
-        expected = pytest.warns(UserWarning, match="Halved: sim_matrix has no fused form")
+        expected = pytest.warns(UserWarning, match="Halved: sim_matrix has been replaced")
         with expected if package is ours else contextlib.nullcontext():
             values.append(guided(package, "Halved", lambda loss: None, columns, guides))
     assert torch.equal(*values)

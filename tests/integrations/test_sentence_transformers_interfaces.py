@@ -61,7 +61,7 @@ def test_symmetric_ranking(name):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The .* is deprecated", DeprecationWarning)
         same(name, {}, columns, features=padded)
-        assert getattr(ours, name)(Given()).unfused_option() is None
+        assert getattr(ours, name)(Given()).unfused_reason() is None
 
 
 # ---- what a trainer gets ----
@@ -256,7 +256,7 @@ def test_a_patch_of_a_method_that_ours_overrides(name, method, monkeypatch):
     monkeypatch.setattr(
         getattr(theirs, owner), method, lambda *given, **options: 2 * shipped(*given, **options)
     )
-    with pytest.warns(UserWarning, match=f"{name}: {method} has no fused form"):
+    with pytest.warns(UserWarning, match=f"{name}: {method} has been replaced"):
         value = any_loss(ours, name)(batch, labels)
     assert torch.equal(value, any_loss(theirs, name)(batch, labels))
     monkeypatch.undo()

@@ -211,7 +211,7 @@ def test_triplet(metric):
 
 
 def test_triplet_of_a_metric_of_its_own(monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    monkeypatch.setattr("fastsim.integrations.overrides._warned", set())
 
     def metric(x, y):
         return (x - y).square().sum(1)
@@ -299,7 +299,7 @@ LAYERS = [
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_classifier_of_another_kind(layer, monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    monkeypatch.setattr("fastsim.integrations.overrides._warned", set())
     columns, labels, values = vectors(2), torch.randint(0, 3, (ROWS,)), []
     layer = layer()
     for package in (ours, theirs):

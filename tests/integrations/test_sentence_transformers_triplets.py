@@ -119,7 +119,7 @@ def test_further_columns_are_ignored(name):
 
 @pytest.mark.parametrize("name", ["BatchSemiHardTripletLoss", "BatchAllTripletLoss"])
 def test_batch_losses_of_a_margin_that_is_a_tensor(name, monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    monkeypatch.setattr("fastsim.integrations.overrides._warned", set())
     columns, labels = vectors(1), torch.arange(ROWS) % 3
     value, wanted = (
         getattr(package, name)(Given(), margin=torch.tensor(0.5))(features(columns), labels)
@@ -143,7 +143,7 @@ HOOKS = {
 @pytest.mark.parametrize("how", ["object", "subclass"])
 @pytest.mark.parametrize("name", BATCH)
 def test_batch_losses_run_what_was_replaced(name, how, monkeypatch):
-    monkeypatch.setattr("fastsim.integrations.overrides._said", set())
+    monkeypatch.setattr("fastsim.integrations.overrides._warned", set())
     columns, labels = vectors(1), torch.arange(ROWS) % 3
     kind, hook = getattr(ours, name), HOOKS[name]
 
@@ -156,7 +156,7 @@ def test_batch_losses_run_what_was_replaced(name, how, monkeypatch):
     loss = kind(Given())
     if how == "object":
         setattr(loss, hook, replacement)
-    with pytest.warns(UserWarning, match=f"{name}: {hook} has no fused form"):
+    with pytest.warns(UserWarning, match=f"{name}: {hook} has been replaced"):
         assert loss(features(columns), labels) == columns[0].sum() + labels.sum()
     loss(features(columns), labels)  # a second note would be an error
 

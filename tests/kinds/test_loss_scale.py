@@ -18,7 +18,7 @@ from fastsim.engine.call import Call
 from fastsim.kinds import KINDS
 from fastsim.kinds.kind import largest
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 N, M = 6, 9
 HALF = torch.finfo(torch.float16)
@@ -34,23 +34,23 @@ DENSE = {
     "shares": torch.rand(N, M, dtype=torch.float64).softmax(1),
 }
 TILES = {
-    "positives": Tile("softmax", DIAGONAL),
-    "symmetric": Tile("softmax", DIAGONAL, symmetric=True),
-    "symmetric, shared": Tile("softmax", SHARED, symmetric=True),
-    "groups": Tile("softmax", NORMALISED, normalise=True),
-    "groups of -1": Tile("softmax", GROUPS),
-    "untargeted": Tile("softmax", Pairs(), symmetric=True),
-    **{name: Tile("softmax", Pairs(dense=targets)) for name, targets in DENSE.items()},
-    "sigmoid": Tile("sigmoid", GROUPS),
-    "sigmoid, weighed": Tile("sigmoid", GROUPS, positive_weights=torch.linspace(1, 1e3, N)),
-    "squared_error": Tile("squared_error", GROUPS),
-    "distillation": Tile("distillation", Pairs(dense=DENSE["shares"]), positive_scale=50.0),
-    "multi_similarity": Tile("multi_similarity", GROUPS, positive_scale=2.0, base=0.5),
-    "multi_positive": Tile("multi_positive", GROUPS),
-    "circle": Tile("circle", GROUPS, margin=0.4),
-    "decoupled": Tile("decoupled", DIAGONAL),
-    "debiased": Tile("debiased", OWN, hardness=0.5),
-    "levels": Tile("levels", GROUPS, levels=torch.tensor([-1.0, 1.0], dtype=torch.float64)),
+    "positives": TileLoss("softmax", DIAGONAL),
+    "symmetric": TileLoss("softmax", DIAGONAL, symmetric=True),
+    "symmetric, shared": TileLoss("softmax", SHARED, symmetric=True),
+    "groups": TileLoss("softmax", NORMALISED, normalise=True),
+    "groups of -1": TileLoss("softmax", GROUPS),
+    "untargeted": TileLoss("softmax", Pairs(), symmetric=True),
+    **{name: TileLoss("softmax", Pairs(dense=targets)) for name, targets in DENSE.items()},
+    "sigmoid": TileLoss("sigmoid", GROUPS),
+    "sigmoid, weighed": TileLoss("sigmoid", GROUPS, positive_weights=torch.linspace(1, 1e3, N)),
+    "squared_error": TileLoss("squared_error", GROUPS),
+    "distillation": TileLoss("distillation", Pairs(dense=DENSE["shares"]), positive_scale=50.0),
+    "multi_similarity": TileLoss("multi_similarity", GROUPS, positive_scale=2.0, base=0.5),
+    "multi_positive": TileLoss("multi_positive", GROUPS),
+    "circle": TileLoss("circle", GROUPS, margin=0.4),
+    "decoupled": TileLoss("decoupled", DIAGONAL),
+    "debiased": TileLoss("debiased", OWN, hardness=0.5),
+    "levels": TileLoss("levels", GROUPS, levels=torch.tensor([-1.0, 1.0], dtype=torch.float64)),
 }
 ROWS = {
     "any": lambda n: torch.nn.functional.normalize(torch.randn(n, 4, dtype=torch.float64)),
@@ -117,7 +117,7 @@ def test_a_matrix_of_many_pairs():
     means = torch.tensor([0.0, 0.7], dtype=torch.float64)
     total = of_pairs * (scale * (torch.stack([means, -means]) - top)).exp()
     levels = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    tile = Tile("levels", Pairs(), torch.tensor(scale), levels=levels)
+    tile = TileLoss("levels", Pairs(), torch.tensor(scale), levels=levels)
     coefficients = tile.coefficients([top, total], 1.0)
     power = loss_scale(tile, None, MANY, coefficients)
     high, up, low, down = tile.record.scaled(coefficients, power)
@@ -131,7 +131,7 @@ def test_targets_that_are_shares_of_many_columns():
     """Rows of a dense target that add up to 1, most of them on one column."""
     targets = torch.full((2, MANY), 0.1 / MANY)
     targets[:, 0] = 0.9
-    tile = Tile("softmax", Pairs(dense=targets), torch.tensor(1.0))
+    tile = TileLoss("softmax", Pairs(dense=targets), torch.tensor(1.0))
     found = 0.9 / MANY * loss_scale(tile, torch.ones(2), MANY)  # p - t of a column
     assert found >= HALF.smallest_normal
     assert (1 + 0.9) * loss_scale(tile, torch.ones(2), MANY) <= HALF.max
@@ -139,7 +139,9 @@ def test_targets_that_are_shares_of_many_columns():
 
 def test_groups_of_few_among_many_columns():
     groups = torch.arange(MANY) // 2
-    tile = Tile("multi_positive", Pairs(row_groups=groups, column_groups=groups), torch.tensor(1.0))
+    tile = TileLoss(
+        "multi_positive", Pairs(row_groups=groups, column_groups=groups), torch.tensor(1.0)
+    )
     found = loss_scale(tile, torch.ones(MANY), MANY)
     assert found / MANY >= HALF.smallest_normal
     assert 2 * found <= HALF.max
@@ -190,7 +192,7 @@ def half(monkeypatch, small_panels):
     monkeypatch.setattr(panels, "half_products", lambda *_: True)
     monkeypatch.setattr(TorchBackend, "number", Backend.number)
     monkeypatch.setattr(TorchBackend, "score_grad", noted)
-    monkeypatch.setattr(TorchBackend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(TorchBackend, "serves_one_call", lambda *_: False)
     return found
 
 
@@ -226,7 +228,7 @@ def test_ranks_have_one_loss_scale(monkeypatch):
         one.x, one.y = torch.empty(rows, 4).bfloat16(), torch.empty(M, 4).bfloat16()
         one.backend = get("triton")
         pairs = Pairs(torch.arange(rows))
-        one.tile = Tile("softmax", pairs, scale, symmetric=True, group="ranks")
+        one.tile = TileLoss("softmax", pairs, scale, symmetric=True, group="ranks")
         monkeypatch.setattr("fastsim.kinds.softmax.all_reduce_sum", lambda mine, group: mine)
         state = [torch.ones(n, dtype=torch.float64) for n in (rows,) * 4 + (M,) * 2]
         weights = torch.ones(rows)

@@ -317,7 +317,7 @@ def test_other_layouts_are_refused(case, layout):
                 case.loss(*given, *others, **options)
 
 
-@pytest.mark.parametrize("passes", ["whole", "in passes"])
+@pytest.mark.parametrize("passes", ["in one call", "in passes"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", [c for c in CASES if c.loss is not fastsim.cosent], ids=repr)
 def test_changes_in_place_are_refused(case, reduction, passes, request, usable):

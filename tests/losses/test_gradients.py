@@ -190,7 +190,7 @@ def test_classification():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("passes", ["whole", "in passes"])
+@pytest.mark.parametrize("passes", ["in one call", "in passes"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", [case for case in CASES if case.reduces], ids=repr)
 def test_the_gradient_of_a_sum_of_losses(case, backend, passes, dtype, request, usable):

@@ -5,7 +5,7 @@ import torch
 
 import fastsim
 from fastsim.losses import SPECIFICATIONS
-from tests.oracles import cosines
+from tests import oracles
 
 BACKENDS = tuple(fastsim.backends())
 LOSSES = (fastsim.sup_con, fastsim.nt_xent, fastsim.multi_similarity, fastsim.circle)
@@ -15,22 +15,43 @@ def gradients(loss, *leaves):
     return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 
 
+def reduced(loss, reduction, *given, own_first):
+    """The losses of the oracle, and what the mean of each runs over."""
+    losses = getattr(oracles, loss.__name__)(*given, own_first=own_first)
+    if reduction != "mean":
+        return losses if reduction == "none" else losses.sum()
+    mates = [len(mates) for mates, _ in oracles.compared(*given, own_first)[1]]
+    counts = {fastsim.sup_con: sum(map(bool, mates)), fastsim.nt_xent: sum(mates)}
+    return losses.sum() / counts.get(loss, len(mates))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("own_first", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
-def test_equals_the_specification(loss, backend, own_first, reduction, usable, small_panels):
+def test_equals_the_oracle(loss, backend, own_first, reduction, usable, small_panels):
     usable(backend)
     x = torch.randn(29, 9, dtype=torch.float64, requires_grad=True)
     y = torch.randn(141, 9, dtype=torch.float64, requires_grad=True)
-    groups, others = torch.randint(0, 5, (29,)), torch.randint(0, 5, (141,))
-    options = {"own_first": own_first, "reduction": reduction}
+    given = x, torch.randint(0, 5, (29,)), y, torch.randint(0, 5, (141,))
+    given[1][:2], given[3][-1] = torch.tensor([5, 6]), 6  # rows with no positive, and with one
     weights = torch.rand(29, dtype=torch.float64)
-    got = loss(x, groups, y, others, **options, backend=backend)
-    wanted = SPECIFICATIONS[loss](cosines(x, y), groups, others, **options)
+    got = loss(*given, own_first=own_first, reduction=reduction, backend=backend)
+    wanted = reduced(loss, reduction, *given, own_first=own_first)
     got, wanted = ((v * weights).sum() if v.dim() else v for v in (got, wanted))
     for mine, truth in zip(gradients(got, x, y), gradients(wanted, x, y), strict=True):
         torch.testing.assert_close(mine, truth)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("own_first", [False, True])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_the_specification_equals_the_oracle(loss, own_first, reduction):
+    x, y = torch.randn(7, 9, dtype=torch.float64), torch.randn(12, 9, dtype=torch.float64)
+    given = x, torch.randint(0, 4, (7,)), y, torch.randint(0, 4, (12,))
+    options = {"own_first": own_first, "reduction": reduction}
+    got = SPECIFICATIONS[loss](oracles.cosines(x, y), *given[1::2], **options)
+    torch.testing.assert_close(got, reduced(loss, reduction, *given, own_first=own_first))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

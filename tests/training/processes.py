@@ -6,7 +6,6 @@ seconds once.
 
 import multiprocessing
 import os
-import socket
 import time
 from multiprocessing.connection import wait
 
@@ -14,15 +13,19 @@ import torch
 
 from fastsim.training import report_lines, stopping, trainer  # noqa: F401 - for the forks
 from fastsim.training.run import train
+from tests.rendezvous import rendezvous
 from tests.training.pictures import leave_empty
 
-LIMIT = 400  # seconds of a group
+LIMIT = 1200  # seconds until what hangs is ended, on a machine that does other things beside
 CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
 
 
-def start(options, said):
-    """A process that runs `train(options)`; what it says goes to the file `said`."""
-    return _start(_train, options, str(said))
+def start(options, said, waits_at):
+    """A process that runs `train(options)`; what it says goes to the file `said`.
+
+    waits_at: a step at whose end it waits for a signal, so that none comes when all is over.
+    """
+    return _start(_train, options, str(said), waits_at)
 
 
 def _start(function, *arguments):
@@ -33,10 +36,19 @@ def _start(function, *arguments):
     return process
 
 
-def _train(options, said):
+def _train(options, said, waits_at):
     with open(said, "w") as handle:
         os.dup2(handle.fileno(), 2)
     leave_empty()
+    on_step_end = stopping.Watch.on_step_end
+
+    def wait_for_signal(self, args, state, control, **more):
+        end = time.monotonic() + LIMIT
+        while state.global_step == waits_at and not self.signal and time.monotonic() < end:
+            time.sleep(0.01)
+        on_step_end(self, args, state, control, **more)
+
+    stopping.Watch.on_step_end = wait_for_signal
     train(options)
 
 
@@ -45,22 +57,17 @@ def run_together(folder, function, *arguments, count=2, environment=()):
 
     Returns what each of them printed. What they say is in `folder`; one that fails ends all.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, **dict(environment)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        _start(_run, common | {"RANK": rank, "LOCAL_RANK": rank}, str(folder), function, arguments)
-        for rank in range(count)
-    ]
-    end, running = time.monotonic() + LIMIT, processes
-    while running and time.monotonic() < end and not any(p.exitcode for p in processes):
-        wait([process.sentinel for process in running], timeout=1)
-        running = [process for process in running if process.exitcode is None]
-    for process in processes:
-        process.kill()
-        process.join()
+    with rendezvous(count) as common:
+        common |= dict(environment)
+        places = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
+        processes = [_start(_run, place, str(folder), function, arguments) for place in places]
+        end, running = time.monotonic() + LIMIT, processes
+        while running and time.monotonic() < end and not any(p.exitcode for p in processes):
+            wait([process.sentinel for process in running], timeout=1)
+            running = [process for process in running if process.exitcode is None]
+        for process in processes:
+            process.kill()
+            process.join()
     said = [[(folder / f"{rank}.{kind}").read_text() for rank in range(count)] for kind in KINDS]
     codes = [process.exitcode for process in processes]
     assert codes == [0] * count, (

@@ -20,7 +20,7 @@ from fastsim.training.collator import Collator
 from fastsim.training.data import read_data
 from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.load import evaluate_model, load_encoder
-from fastsim.training.prepare import SHOWN, prepare
+from fastsim.training.prepare import HEAT_MAP_TEXTS, prepare
 from fastsim.training.prompts import name_parts
 from fastsim.training.run import OutputError, train
 from tests import models
@@ -77,10 +77,10 @@ def test_a_prompt_that_no_text_gets_is_refused(kind, prompts, unused, files, tmp
     file, held = files(kind)
     loss = {"scored pairs": "cosent", "labelled texts": "sup_con", "tuples": "info_nce"}[kind]
     asked = options(tmp_path, file, loss=loss, eval=held, prompts=prompts)
-    with pytest.raises(ValueError, match=f"prompt: wanted one for a text of {unused}"):
+    with pytest.raises(ValueError, match=f"prompt: wanted one that applies to {unused}"):
         train(asked, dry_run=True)
     dataset, layout = read_data(held)
-    with pytest.raises(ValueError, match=f"prompt: wanted one for a text of {unused}"):
+    with pytest.raises(ValueError, match=f"prompt: wanted one that applies to {unused}"):
         evaluate_model(asked.model, dataset, layout, prompts=prompts, cpu=True)
 
 
@@ -135,12 +135,12 @@ def test_pictures_are_drawn_with_the_prompts_of_columns(files, tmp_path):
     prompts = {"sentence1": "the question : ", "sentence2": "is the "}
     task = prepare(options(tmp_path, file, prompts=prompts))
     found = task.sample()
-    rows = task.train[:SHOWN]
+    rows = task.train[:HEAT_MAP_TEXTS]
     first, second = (
         task.encoder.encode([prompts[name] + text for text in rows[name]]) for name in prompts
     )
     assert found["heat"] == cosine_similarity(first, second).tolist()
-    assert found["scores"][:SHOWN] == pytest.approx(
+    assert found["scores"][:HEAT_MAP_TEXTS] == pytest.approx(
         paired_cosine_similarity(first, second).tolist(), abs=1e-5
     )
 

@@ -12,10 +12,10 @@ pytest.importorskip("datasets")
 from datasets import Dataset
 
 from fastsim.encoders.encoder import Encoder
+from fastsim.training.assignment import Assignment
 from fastsim.training.batches import SharedBatches, SharedRows, StandIn, UniqueBatches
 from fastsim.training.collator import Collator
 from fastsim.training.data import read_data
-from fastsim.training.dealing import Table
 from fastsim.training.formats import format_of
 from fastsim.training.links import LinkedBatches, LinkedRows
 from tests import models
@@ -88,7 +88,7 @@ def test_without_sharing_full_batches_come_first():
     sizes = sorted(map(len, found), reverse=True)
     assert sizes[:15] == [100] * 15
     assert len(found) == 500
-    assert batches.small() == 480
+    assert batches.small_count() == 480
 
 
 def test_links_name_what_is_no_negative():
@@ -266,9 +266,9 @@ def test_batches_refuse_what_does_not_fit():
 def test_hubs_cost_no_long_search(monkeypatch):
     """Where many texts are in more rows than there are batches, few rows are looked at twice."""
     searches = []
-    exchange = Table._exchange
+    exchange = Assignment._exchange
     monkeypatch.setattr(
-        Table,
+        Assignment,
         "_exchange",
         lambda self, row, *more: searches.append(row) or exchange(self, row, *more),
     )

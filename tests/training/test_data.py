@@ -86,7 +86,7 @@ def test_a_column_says_what_comes_together(tmp_path):
         {"anchor": "one", "positive": "two", "together": "1"},
         {"anchor": "three", "positive": "four", "together": "1.0"},
     ]
-    with pytest.raises(DataError, match="together: wanted with tuples or labelled texts, got scor"):
+    with pytest.raises(DataError, match="together: needs tuples or labelled texts, got scor"):
         read_data(path, columns="together=scene,sentence1=a,sentence2=b,score=scene")
     path.write_text("text,label,together\none,1,\n")
     with pytest.raises(DataError, match="line 2: together: wanted a class, got ''"):

@@ -1,8 +1,6 @@
-"""Evaluation by columns and of searches, with embeddings by hand."""
+"""Evaluation by columns, with embeddings by hand."""
 
-import json
 import math
-import re
 
 import pytest
 import torch
@@ -13,8 +11,6 @@ from datasets import Dataset
 
 from fastsim.encoders.names import ModelError
 from fastsim.losses import SoftmaxClassification
-from fastsim.training.beir import evaluate_retrieval, ranking_metrics, read_beir
-from fastsim.training.data import DataError
 from fastsim.training.evaluation import (
     as_binary,
     check_evaluation,
@@ -26,33 +22,7 @@ from fastsim.training.evaluation import (
     primary_metric,
 )
 from fastsim.training.formats import format_of
-
-
-class Angles:
-    """An encoder of texts that are angles in degrees: the closer the nearer. A prompt turns them.
-
-    Prompts are numbers too; `asked` holds what was encoded with which.
-    """
-
-    dim = 2
-    similarity = "cosine"
-
-    def __init__(self, **prompts):
-        self.prompts, self.asked = prompts, []
-
-    def prompt_of_column(self, name):
-        return self.prompts.get(name, "0")
-
-    def encode(self, texts, *, prompt="0", **options):
-        self.asked += [(prompt, text) for text in texts]
-        angles = torch.tensor([float(prompt) + float(text) for text in texts]).deg2rad()
-        return torch.stack([angles.cos(), angles.sin()], 1)
-
-    def encode_query(self, texts, **options):
-        return self.encode(texts, prompt=self.prompts.get("query", "0"))
-
-    def encode_document(self, texts, **options):
-        return self.encode(texts, prompt=self.prompts.get("document", "0"))
+from tests.training.angles import Angles
 
 
 def evaluated(columns, **prompts):
@@ -218,133 +188,3 @@ def test_an_embedding_that_is_not_finite_is_no_embedding():
     vectors[1, 2], vectors[3] = torch.inf, torch.nan
     with pytest.raises(ModelError, match="2 of 5 texts"):
         check_vectors(vectors)
-
-
-# ---- searches ----
-
-
-def test_ranking_metrics_by_hand():
-    """Linear gains, as trec_eval; what is judged 0 or less is not relevant."""
-    runs = {"one": ["d0", "d2", "none", "d1"], "two": [f"e{i}" for i in range(20)]}
-    grades = {
-        "one": {"d0": 1, "d1": 3, "d2": 0, "d3": -1, "d4": 2},
-        "two": {f"e{i}": 1 for i in range(8, 20)},
-    }
-    found = ranking_metrics(runs, grades, depth=12)
-    gain = 1 + 3 / math.log2(5)
-    ideal = 3 + 2 / math.log2(3) + 1 / math.log2(4)
-    tail = sum(1 / math.log2(rank + 1) for rank in (9, 10))
-    most = sum(1 / math.log2(rank + 1) for rank in range(1, 11))
-    assert found["ndcg@10"] == pytest.approx((gain / ideal + tail / most) / 2)
-    assert found["mrr@10"] == pytest.approx((1 + 1 / 9) / 2)
-    assert found["recall@10"] == pytest.approx((2 / 3 + 2 / 12) / 2)
-    assert found["recall@12"] == pytest.approx((2 / 3 + 4 / 12) / 2)
-
-
-def test_a_search_is_that_of_its_files(tmp_path):
-    """Titles are read before texts, a document is no answer to the query with its id."""
-
-    def write(name, rows):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    write(
-        "corpus.jsonl",
-        [
-            {"_id": "x", "title": "", "text": "0"},
-            {"_id": "y", "title": "1", "text": "e1"},  # "1 e1"
-            {"_id": "z", "text": "20"},
-        ],
-    )
-    write("queries.jsonl", [{"_id": "x", "text": "0"}, {"_id": "q", "text": "19"},
-                            {"_id": "unjudged", "text": "7"}])  # fmt: skip
-    (tmp_path / "qrels").mkdir()
-    judged = "query-id\tcorpus-id\tscore\nx\ty\t1\nq\tz\t0\nq\ty\t2\nunjudged\tx\t0\n"
-    (tmp_path / "qrels/test.tsv").write_text(judged)
-
-    class Written(Angles):
-        """Of a document with a title the two make the number."""
-
-        def encode(self, texts, **options):
-            return super().encode([text.replace(" ", "") for text in texts], **options)
-
-    encoder = Written(query="1", document="2")
-    found = evaluate_retrieval(encoder, tmp_path, depth=2)
-    assert sorted(encoder.asked) == [("1", "0"), ("1", "19"), ("2", "0"), ("2", "1e1"), ("2", "20")]
-    # Degrees of the documents: x 2, y 12, z 22. The query x, at 1, is answered by y before z; the
-    # query q, at 20, by z before y.
-    assert found["mrr@10"] == (1 + 1 / 2) / 2
-    assert found["recall@2"] == 1
-    assert found["ndcg@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
-    with open(tmp_path / "qrels/test.tsv", "a") as handle:
-        handle.write("q\ty\t2\nq\tz\t1\n")  # the first says what is known, the second does not
-    with pytest.raises(DataError, match="line 7: 'z' is judged 0 and 1 for 'q'"):
-        evaluate_retrieval(encoder, tmp_path)
-    for judged, said in (
-        ("x\ty\t1\nq\ty\t1.0\n", r"line 2: wanted .* a whole number, .*, got 'q, y, 1\.0'$"),
-        ("query\tdoc\trelevance\nx\ty\t1\n", "got 'query, doc, relevance'; a header ends in s"),
-        ("x\n", "line 1: wanted query-id, corpus-id and a whole number, the score, got 'x'"),
-    ):
-        (tmp_path / "qrels/test.tsv").write_text(judged)
-        with pytest.raises(DataError, match=said):
-            evaluate_retrieval(encoder, tmp_path)
-    write("corpus.jsonl", [{"_id": "x", "title": "half", "text": "\ud800"}])
-    with pytest.raises(DataError, match="line 1: text: the text holds half of a surrogate pair"):
-        evaluate_retrieval(encoder, tmp_path)
-
-
-def retrieval_set(folder, corpus, queries, judged="q\tx\t1\n"):
-    """A folder in BEIR's layout."""
-    for name, rows in (("corpus", corpus), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "qrels").mkdir(exist_ok=True)
-    (folder / "qrels/test.tsv").write_text(judged)
-    return folder
-
-
-def test_a_document_may_be_empty_and_a_query_not(tmp_path):
-    """Some of BEIR's own FiQA are."""
-    query = {"_id": "q", "text": "a"}
-    documents = [
-        {"_id": "x", "title": "", "text": ""},
-        {"_id": "y", "title": None, "text": "b "},
-        {"_id": "z", "title": " t", "text": "\n"},
-    ]
-    corpus, queries, _ = read_beir(retrieval_set(tmp_path, documents, [query]))
-    assert corpus == {"x": "", "y": "b", "z": "t"}
-    assert queries == {"q": "a"}
-    for other in ({"_id": "v"}, {"_id": "v", "title": "", "contents": "c"}, {"text": ""}):
-        retrieval_set(tmp_path, [*documents, other], [query])
-        with pytest.raises(DataError, match=r"corpus\.jsonl, line 4: wanted _id and text"):
-            read_beir(tmp_path)
-    retrieval_set(tmp_path, documents, [query, {"_id": "p", "text": ""}])
-    with pytest.raises(DataError, match=r"queries\.jsonl, line 2: wanted _id and text"):
-        read_beir(tmp_path)
-
-
-@pytest.mark.parametrize("value", [["a", "b"], 3, 0, False, {}])
-def test_what_is_no_text_is_none_of_a_document(value, tmp_path):
-    for field in ("title", "text"):
-        row = {"_id": "x", "title": "a", "text": "b"} | {field: value}
-        retrieval_set(tmp_path, [row], [{"_id": "q", "text": "a"}])
-        said = re.escape(f"line 1: {field}: wanted a text, got {value!r}")
-        with pytest.raises(DataError, match=said):
-            read_beir(tmp_path)
-
-
-def test_documents_are_ranked_by_the_encoders_similarity(tmp_path):
-    class Points(Angles):
-        """An encoder of texts that are points x,y."""
-
-        def encode(self, texts, **options):
-            return torch.tensor([[float(x) for x in text.split(",")] for text in texts])
-
-    documents = [{"_id": "near", "text": "1,0"}, {"_id": "long", "text": "5,5"}]
-    judged = "q\tlong\t1\n"
-    retrieval_set(tmp_path, documents, [{"_id": "q", "text": "2,0"}], judged)
-    encoder = Points()
-    assert evaluate_retrieval(encoder, tmp_path)["mrr@10"] == 1 / 2
-    encoder.similarity = "dot"
-    assert evaluate_retrieval(encoder, tmp_path)["mrr@10"] == 1
-    encoder.similarity = "euclidean"
-    with pytest.raises(ModelError, match="cosine or dot, got similarity_fn_name 'euclidean'"):
-        evaluate_retrieval(encoder, tmp_path)

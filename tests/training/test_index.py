@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers")
 from fastsim.encoders.encoder import Dense, Encoder, Normalize
 from fastsim.files import OutputError
-from fastsim.training.index import indexed, model_key, texts_key
+from fastsim.training.index import load_or_encode, model_key, texts_key
 from tests import models
 
 TEXTS = [text.capitalize() for text in models.texts(5)]
@@ -69,30 +69,30 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_encoder_has_another_index(change, tmp_path):
     encoder, path = made(), tmp_path / "index"
-    first = indexed(encoder, TEXTS, path)
+    first = load_or_encode(encoder, TEXTS, path)
     assert torch.equal(first, encoder.encode_document(TEXTS))
-    assert torch.equal(indexed(copy.deepcopy(encoder), TEXTS, path), first)
+    assert torch.equal(load_or_encode(copy.deepcopy(encoder), TEXTS, path), first)
     before = model_key(encoder), path.read_bytes()
     CHANGES[change](encoder)
     assert model_key(encoder) != before[0]
     with pytest.raises(OutputError, match="' is by another model or prompt; --overwrite"):
-        indexed(encoder, TEXTS, path)
+        load_or_encode(encoder, TEXTS, path)
     assert path.read_bytes() == before[1]
     vectors = encoder.encode_document(TEXTS)
-    assert torch.equal(indexed(encoder, TEXTS, path, overwrite=True), vectors)
-    assert torch.equal(indexed(encoder, TEXTS, path), vectors)
+    assert torch.equal(load_or_encode(encoder, TEXTS, path, overwrite=True), vectors)
+    assert torch.equal(load_or_encode(encoder, TEXTS, path), vectors)
 
 
 def test_other_texts_have_another_index(tmp_path):
     encoder, path = made(), tmp_path / "index"
     lists = (["ab", "c"], ["a", "bc"], ["c", "ab"], ["ab"], ["ab", "c", ""])
     assert len({texts_key(texts) for texts in lists}) == len(lists)
-    indexed(encoder, TEXTS, path)
+    load_or_encode(encoder, TEXTS, path)
     with pytest.raises(OutputError, match="' is of other texts; --overwrite"):
-        indexed(encoder, TEXTS[1:], path)
+        load_or_encode(encoder, TEXTS[1:], path)
     add_to_a_weight(encoder)
     with pytest.raises(OutputError, match="' is of other texts and by another model or prompt; "):
-        indexed(encoder, TEXTS[1:], path)
+        load_or_encode(encoder, TEXTS[1:], path)
 
 
 def test_the_prompt_of_queries_makes_no_other_index():
@@ -108,12 +108,12 @@ def test_an_index_of_another_version_is_replaced_when_asked(tmp_path):
     encoder, path = made(), tmp_path / "index"
     save_file({"vectors": torch.eye(2)}, path, metadata={"kind": "fastsim-index-1", "key": "a"})
     with pytest.raises(OutputError, match="is of another version of fastsim; --overwrite"):
-        indexed(encoder, TEXTS, path)
-    vectors = indexed(encoder, TEXTS, path, overwrite=True)
+        load_or_encode(encoder, TEXTS, path)
+    vectors = load_or_encode(encoder, TEXTS, path, overwrite=True)
     assert torch.equal(vectors, encoder.encode_document(TEXTS))
     save_file({"vectors": vectors}, path, metadata={"kind": "a model"})
     with pytest.raises(ValueError, match="is not a fastsim index"):
-        indexed(encoder, TEXTS, path, overwrite=True)
+        load_or_encode(encoder, TEXTS, path, overwrite=True)
 
 
 def test_the_same_encoder_elsewhere_has_the_same_index(tmp_path):

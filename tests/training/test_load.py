@@ -23,8 +23,8 @@ from fastsim.training.load import evaluate_model, load_encoder, search_texts
 from fastsim.training.run import train
 from fastsim.training.similarity import as_cosines
 from tests import models
+from tests.training.angles import Angles
 from tests.training.runs import options
-from tests.training.test_evaluation import Angles
 
 KEPT, _ = demo.situations()
 
@@ -136,7 +136,7 @@ def crosses(tmp_path):
 
 def test_a_cross_encoder_gives_no_embeddings(crosses):
     for folder in crosses:
-        with pytest.raises(ModelError, match=f"wanted an encoder, '{folder}' is a cross-encoder"):
+        with pytest.raises(ModelError, match=f"got the cross-encoder '{folder}'"):
             load_encoder(folder, cpu=True)
 
 

@@ -112,6 +112,18 @@ def test_what_is_left_out_makes_no_room():
     assert found["mrr@10"] == pytest.approx(1 / 10)
 
 
+@pytest.mark.parametrize("left_out", [None, [13], [-1]])
+def test_an_answer_beyond_the_tenth_place_is_none(left_out):
+    """Also where a search looked one place further, for a row that was not near after all."""
+    angles = torch.arange(14) * 0.05
+    corpus = torch.stack([angles.cos(), angles.sin()], 1)
+    for row, found in ((9, True), (10, False)):
+        result = metrics.retrieval(corpus[:1], corpus, [{row}], left_out=left_out)
+        assert result["recall@10"] == found
+        assert result["mrr@10"] == found / 10
+        assert result["ndcg@10"] == pytest.approx(found / math.log2(11))
+
+
 def test_triplets_and_classes():
     a, p, n = torch.tensor([[1.0, 0]]), torch.tensor([[1.0, 0.1]]), torch.tensor([[0.0, 1]])
     assert set(metrics.triplets(a, p, n).values()) == {1.0}
@@ -142,13 +154,13 @@ def test_fitting_is_the_table_of_the_documentation():
         row = rf"^\| {layout.name} \| {re.escape(columns)} \| (.+?)(?: \(.+\))? \|$"
         line = re.search(row, readme, re.MULTILINE)
         assert line[1] == names
-        assert re.search(rf"\({re.escape(columns.replace(', negative_2', ''))}\) {names}[;.]", said)
+        assert f"{columns.replace(', negative_2', '')} {names} " in said
 
 
 def test_a_loss_that_does_not_fit_names_those_that_do():
     with pytest.raises(
         ValueError,
-        match="can train info_nce, decoupled_contrastive, full_triplet, siglip, got 'cosent'",
+        match=r"one of info_nce, decoupled_contrastive, full_triplet, siglip for .*, got 'cosent'",
     ):
         check_loss("cosent", PAIRS)
     with pytest.raises(ValueError, match="got 'cosend'; all losses: cosent, angle"):
@@ -228,16 +240,16 @@ def test_learnt_options_start_at_their_value_and_stay_positive():
     with torch.no_grad():
         objective.learnt["scale"].sub_(100)
     assert objective.values()["scale"] > 0
-    with pytest.raises(ValueError, match="learn: full_triplet can learn nothing, got 'margin'"):
+    with pytest.raises(ValueError, match="learn: wanted nothing for full_triplet, got 'margin'"):
         Objective("full_triplet", PAIRS, learn=("margin",))
     with pytest.raises(ValueError, match=r"reduction: wanted 'mean' in several .*, got 'sum'"):
         Objective("triplet_margin", TRIPLETS, options={"reduction": "sum"}, group=object())
-    with pytest.raises(ValueError, match=r"loss option: wanted one of info_nce's, .*, got tempura"):
+    with pytest.raises(ValueError, match=r"loss_options: .* of info_nce .*, got tempura"):
         Objective("info_nce", PAIRS, options={"tempurature": 1.0})
     labelled = format_of(["sentence1", "sentence2", "label"])
-    with pytest.raises(ValueError, match=r"matryoshka: the loss classification .*, got \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"matryoshka: .* classification \(got widths \(4, 2\)"):
         Objective("classification", labelled, widths=(4, 2))
-    with pytest.raises(ValueError, match="loss option: classification has none, got scale"):
+    with pytest.raises(ValueError, match="loss_options: wanted none for classification, got scale"):
         Objective("classification", labelled, options={"scale": 1.0})
 
 

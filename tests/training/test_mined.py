@@ -1,6 +1,7 @@
 """Mined negatives: what is known of the pairs, with embeddings by hand."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch
 pytest.importorskip("datasets")
 from fastsim.training import mined
 from fastsim.training.mined import mine
-from tests.training.test_evaluation import Angles
+from tests.seeds import SEED
+from tests.training.angles import Angles
 
 
 @pytest.fixture
@@ -124,3 +126,28 @@ def test_drawn_negatives_are_those_of_the_seed(uneven):
     rows, _ = draws[0]
     positives = {(row["anchor"], row["positive"]) for row in rows}
     assert all((row["anchor"], row["negative"]) not in positives for row in rows)
+
+
+def test_draws_for_pairs_of_unlike_counts_are_independent(tmp_path):
+    """Anchors of one positive and of two, which are searched apart, with as many neighbours each.
+
+    Fair draws agree this often once in 1e9 runs (Hoeffding's bound).
+    """
+    count, texts = 300, [str(angle) for angle in range(10, 17)]
+    rows = [
+        {"anchor": f"0.{kind}{number:03}", "positive": positive}
+        for number in range(count)
+        for kind, positive in ((1, "1"), (2, "1"), (2, "2"))
+    ]
+    pairs, corpus = tmp_path / "pairs.jsonl", tmp_path / "corpus.txt"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus.write_text("\n".join(texts))
+    found, _ = mine(Angles(), str(pairs), corpus=str(corpus), sample=True, seed=SEED)
+    # In the order of the file, as the groups are searched.
+    drawn = [
+        [row["negative"] for row in found if row["anchor"].startswith(f"0.{kind}")][:count]
+        for kind in (1, 2)
+    ]
+    agreed = sum(one == two for one, two in zip(*drawn, strict=True))
+    chance = 1 / (len(texts) + 1)  # that of any of them for an anchor of one positive
+    assert agreed / count <= chance + math.sqrt(math.log(1e9) / (2 * count))

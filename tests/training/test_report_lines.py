@@ -68,13 +68,34 @@ def test_one_of_a_thing_has_no_plural(files, tmp_path):
     said = []
     train(asked, said.append, dry_run=True)
     (batches,) = [line for line in said if line.startswith("batches")]
-    assert batches.endswith("1 text encoded at once; 1 step")
+    assert batches.endswith("1 text encoded at a time; 1 step")
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "more", "steps"),
+    [
+        ("tuples", "info_nce", {"batch_size": 8, "epochs": 0.5}, 3),  # of 2.5
+        ("tuples", "info_nce", {"batch_size": 9, "epochs": 1.25}, 7),  # of 1.25 x 5
+        ("tuples", "info_nce", {"batch_size": 8, "accumulate": 2, "epochs": 0.5}, 2),  # of 1.5
+        ("tuples", "info_nce", {"batch_size": 64, "accumulate": 3, "epochs": 0.25}, 1),
+        ("tuples", "info_nce", {"batch_size": 8, "epochs": 9, "max_steps": 2}, 2),
+        ("labelled pairs", "classification", {"batch_size": 9, "epochs": 0.3}, 2),  # of 0.3 x 5
+    ],
+)
+def test_as_many_steps_are_said_as_are_taken(kind, loss, more, steps, files, tmp_path):
+    """A step that is begun is taken whole, and an epoch has a step for what is left over."""
+    file, _ = files(kind)
+    said = []
+    found = train(options(tmp_path, file, loss=loss, **more), said.append)
+    assert found["steps"] == steps
+    (batches,) = [line for line in said if line.startswith("batches")]
+    assert batches.endswith(f"; {counted(steps, 'step')}")
 
 
 def test_lengths_of_the_first_rows_are_said_to_be_of_them(files, tmp_path, monkeypatch):
     file, _ = files("tuples")
     for looked_at, told in ((5, True), (10**6, False)):
-        monkeypatch.setattr(report_lines, "_LOOKED_AT", looked_at)
+        monkeypatch.setattr(report_lines, "_SAMPLED", looked_at)
         said = []
         train(options(tmp_path, file, loss="info_nce"), said.append, dry_run=True)
         (data,) = [line for line in said if line.startswith("data")]

@@ -119,7 +119,7 @@ def test_cross_encoder(kind, loss, files, tmp_path):
     dataset, layout = read_data(held)
     again = evaluate_model(asked.output, dataset, layout, cpu=True, max_length=32)
     assert again == pytest.approx(result["after"], abs=1e-6)
-    with pytest.raises(ValueError, match="prompts: a cross-encoder has none"):
+    with pytest.raises(ValueError, match="prompts: cannot be combined with a cross-encoder"):
         evaluate_model(asked.output, dataset, layout, cpu=True, prompts={"query": "q: "})
 
 

@@ -154,7 +154,13 @@ def test_the_variable_verifies_at_first_use(two_kernels, monkeypatch):
     assert [place[0] for place in asked] == ["fake", "lying"]
 
 
-FILES = ("backends/rows.py", "losses/circle.py", "pairs/record.py", "tile.py", "engine/passes.py")
+FILES = (
+    "backends/rows.py",
+    "losses/circle.py",
+    "pairs/record.py",
+    "tile_loss.py",
+    "engine/passes.py",
+)
 
 
 def test_the_digest_is_of_all_that_numbers_come_from(tmp_path, monkeypatch):

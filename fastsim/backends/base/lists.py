@@ -1,27 +1,27 @@
-"""What is left: losses over a list of scores, token vectors, counts."""
+"""Losses over a list of scores, MaxSim of token vectors, counts of equal values."""
 
 from fastsim.pairs import counts
 
 
 class Lists:
-    # Distinct targets up to which sums per level are cheaper than a sort of all entries.
+    # Up to this many distinct targets, sums by level are cheaper than sorting all entries.
     most_levels = 256
 
     def equal_counts(self, values, among):
-        """How many of the integers among (M,) each of the integers values (N,) is: (N,) int64."""
+        """How often each of the integers values (N,) occurs in among (M,): (N,) int64."""
         return counts.equal_counts(values, among)
 
     def max_sim(self, x, y, cosine, own, scores, places):
-        """Writes MaxSim scores (B, K) of queries x and documents y (`fastsim.tokens.Tokens`).
+        """Writes the MaxSim scores (B, K) of queries x and documents y (`fastsim.tokens.Tokens`).
 
-        own: the documents are of one query each, else every query meets all. places (K, P), or
-        None: the token of the document that each query token chose, the first of equals, -1 where
-        a mask or an empty document leaves none.
+        own: whether each document belongs to one query; otherwise every query meets all documents.
+        places: (K, P) or None; receives the token of the document that each query token chose, the
+            first of equals, -1 where a mask or an empty document leaves none.
         """
         raise NotImplementedError
 
-    def max_sim_backward(self, grad, places, x, y, cosine, own, wants):
-        """Gradients of the rows of x and y, None where not wanted, from dL/dscores (B, K)."""
+    def max_sim_backward(self, grad, places, x, y, cosine, own, needs_grad):
+        """The gradients of the rows of x and y, None where not needed, from dL/dscores (B, K)."""
         raise NotImplementedError
 
     def cosent(self, scores, labels, scale, want_score_grad):

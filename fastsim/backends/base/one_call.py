@@ -1,67 +1,76 @@
-"""A loss and its gradient in one call."""
+"""A loss and its gradients in one call of the backend, without a loop over panels."""
 
 from fastsim.backends import rows as formulas
 
 
 class InOneCall:
-    weighs_whole = False  # whether `whole` takes a weight for each row
-    observes_whole = False  # whether `whole` looks at scores for `fastsim.metrics`
-    checks_bias = False  # whether `whole` refuses a column bias that is not finite
+    one_call_weighs_rows = False  # whether `in_one_call` takes one weight for each row
+    one_call_records_metrics = False  # whether `in_one_call` fills in `fastsim.metrics`
+    checks_bias = False  # whether `in_one_call` refuses a column bias that is not finite
 
-    def serves_whole(self, tile, rows, columns, width, together, dtype):
-        """Whether `whole` serves a loss over a matrix of that size, and pays.
+    def serves_one_call(self, tile, rows, columns, width, self_similarity, dtype):
+        """Whether `in_one_call` can compute a loss over a matrix of this size, and is faster.
 
-        together: of rows with themselves. dtype: of the rows.
+        width: D. self_similarity: whether x is compared with itself. dtype: that of the rows.
         """
         return False
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
-        """Whether `whole` takes prefixes where it serves the loss."""
+        """Whether `in_one_call`, where it serves the loss, also takes `prefixes`."""
         return False
 
-    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
-        """The weighted sum of the losses of `tile` and its gradient, all in one call.
+    def in_one_call(self, tile, x, y, scale, bias, weights, needs_grad, totals=None, prefixes=None):
+        """The weighted sum of the losses of `tile`, and its gradients.
 
-        x (N, D), y (M, D) or None: x with itself; scale and bias: numbers or 0-d tensors, in the
-        place of those of the tile; weights: a number or () for all rows, with `weighs_whole` also
-        (N,) in the compute type; `wants`: whether dL/dx and dL/dy are wanted, or None where no
-        gradient is; totals: with `observes_whole`, where the `batch_totals` of this batch are
-        written, in the place of `Tile.seen`; prefixes: with `sums_prefixes`, ascending widths to D
-        and as many factors: the sum of the losses of so many first numbers of the rows, each times
-        its factor.
-        Returns loss () and, with `wants`, the tensors of which `whole_gradients` makes gradients.
+        x: (N, D).
+        y: (M, D), or None to compare x with itself.
+        scale, bias: numbers or 0-d tensors; they replace those of the tile.
+        weights: one number or () for all rows; with `one_call_weighs_rows` also (N,) in the compute
+            type.
+        needs_grad: which of dL/dx and dL/dy are needed; None if no gradient is.
+        totals: memory for the `batch_totals` of this batch, in place of `TileLoss.row_metrics`;
+            only with `one_call_records_metrics`.
+        prefixes: (widths, factors), widths ascending up to D. The result is then
+            sum_k factors_k loss(x[:, :widths_k], y[:, :widths_k]); only with `sums_prefixes`.
+        Returns the loss () and, with `needs_grad`, the tensors from which `one_call_gradients`
+        makes the gradients.
         """
         raise NotImplementedError
 
-    def whole_gradients(self, tile, grad, found, given, wants, dtype, *, spent=False):
-        """dL/dx and dL/dy in `dtype` or the compute type, and (2,): dL/dscale and dL/dbias.
+    def one_call_gradients(self, tile, grad, found, given, needs_grad, dtype, *, spent=False):
+        """dL/dx and dL/dy in `dtype` or the compute type, and (dL/dscale, dL/dbias) as (2,).
 
-        grad: the gradient of what is made of the loss, (), or None for 1. found: what `whole` has
-        returned beside the loss of `given`, its x, y, scale, bias and weights; here these gradients
-        themselves, those of a side that is not wanted empty. wants: of x, y, scale, bias; what is
-        not wanted is not read and may be None. spent: whether `found` may be overwritten.
+        grad: the gradient () with respect to the loss; None means 1.
+        found: the tensors that `in_one_call` returned after the loss. Here they are the gradients
+            themselves, empty for a side that needs none.
+        given: x, y, scale, bias and weights of that call; what needs no gradient may be None.
+        needs_grad: which of x, y, scale and bias need a gradient.
+        spent: whether `found` may be overwritten.
         """
-        return found if grad is None else formulas.multiplied(found, grad, wants, spent=spent)
+        return found if grad is None else formulas.multiplied(found, grad, needs_grad, spent=spent)
 
     def serves_further(self, rows, columns, width, dtype):
-        """Whether `further` serves so many scores, those of all parts, and pays."""
+        """Whether `further` can compute this many scores, all parts together, and is faster."""
         return False
 
     def leaves_further(self, rows, columns, device):
-        """Whether so many scores are left to the specification, which takes plain torch less time
-        than a pass over the scores of each part.
+        """Whether the dense formula in plain torch is faster for this many scores than one pass
+        over the scores of each part.
         """
         return False
 
-    def further(self, sides, directions, numbers, cosine, weights, wants, totals):
-        """InfoNCE with further candidates or label smoothing, and its gradient, all in one call.
+    def further(self, sides, directions, numbers, cosine, weights, needs_grad, totals):
+        """InfoNCE with further candidates or label smoothing, and its gradients.
 
-        sides: x (N, D), y (M, D), row i the positive of x_i, own negatives (N, K, D) or None,
-        references (R, D) or None. directions: three bools, query_to_query, doc_to_query and
-        doc_to_doc. numbers: scale, margin, label smoothing. weights: (N,) in the compute type, a
-        number for all rows, or None. wants: whether the gradients of x, y and the own negatives are
-        wanted. totals: as of `whole`, of x with y, or None.
-        Returns the weighted sum of the losses (), of weights None the losses (N,), and the
-        gradients in the compute type, None where not wanted.
+        sides: x (N, D); y (M, D), whose row i is the positive of x_i; own negatives (N, K, D) or
+            None; references (R, D) or None.
+        directions: three bools: query_to_query, doc_to_query, doc_to_doc.
+        numbers: scale, margin, label smoothing.
+        cosine: whether scores are cosines; otherwise they are dot products.
+        weights: (N,) in the compute type, one number for all rows, or None.
+        needs_grad: which of x, y and the own negatives need a gradient.
+        totals: as in `in_one_call`, for the scores of x with y, or None.
+        Returns the weighted sum of the losses (), or the losses (N,) if weights is None, and the
+        gradients in the compute type, None where not needed.
         """
         raise NotImplementedError

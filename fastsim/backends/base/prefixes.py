@@ -5,18 +5,18 @@ class Prefixes:
     """The terms: fastsim/engine/sweep.py."""
 
     def sweeps(self, tile, dtype, device):
-        """Whether `sweep` serves a loss of inputs of that dtype."""
+        """Whether `sweep` serves a loss of inputs of this dtype."""
         return False
 
     def sweep_pays(self, rows, columns):
-        """Whether a sweep over so many scores is faster than a loss of each width."""
+        """Whether a sweep over this many scores is faster than a loss for each width."""
         return True
 
     def prefix_rows(self, x, before):
-        """(rows, norms) of columns x (N, d), the next of embeddings of norms `before` without them.
+        """(rows, norms) of x (N, d), the columns that a prefix adds to the next shorter one.
 
-        before, norms: (N,) float64, the norms without these columns and with them. rows: x over
-        `norms`, an operand as `tile_rows` makes them; zeros where the norm is 0 in the type of x.
+        before, norms: (N,) float64, the norms of the prefix without and with these columns.
+        rows: x / norms, an operand as in `tile_rows`; zeros where the norm is 0 in the type of x.
         """
         raise NotImplementedError
 

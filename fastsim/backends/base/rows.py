@@ -1,10 +1,12 @@
-"""Rows as a backend multiplies them, and the way back."""
+"""Embeddings as operands of products, and the gradient back to the embeddings."""
 
 import torch
 
+from fastsim.precision import compute_dtype
+
 
 class Rows:
-    """Embeddings x (N, D) as operands: unit rows, or for scores that are no cosines as they are."""
+    """Embeddings x (N, D) as operands: unit rows for cosines, the rows themselves otherwise."""
 
     def unit_rows(self, x, dtype=None):
         """(unit (N, D), inverse norms (N,)); a zero row stays zero with inverse norm 0.
@@ -14,26 +16,29 @@ class Rows:
         raise NotImplementedError
 
     def scored_rows(self, x):
-        """Unit rows that only the backend makes scores of: those of a guide or a teacher.
+        """Unit rows of a guide or a teacher, of which only the backend computes scores.
 
-        They need slices of rows, a shape, a dtype and a device, no more.
+        The result needs slices of rows, a shape, a dtype and a device, nothing else.
         """
         return self.unit_rows(x)[0]
 
     def tile_rows(self, x):
-        """`unit_rows` for the passes over panels alone, which hand them back to the backend.
+        """`unit_rows` for the passes over panels, which only hand them back to the backend.
 
-        They need a shape, a dtype, a device, `new_empty` and slices of rows, no more.
+        The rows need a shape, a dtype, a device, `new_empty` and slices of rows, nothing else.
         """
         return self.unit_rows(x)
 
     def scales_rows(self, dtype):
-        """Whether `tile_rows` of embeddings in `dtype` multiply these themselves, exactly."""
+        """Whether scores of embeddings in `dtype` are exact products of the embeddings, whose norms
+        are applied to the scores.
+        """
         return False
 
     def operand(self, rows, dtype):
-        """Operands of a selection over embeddings in `dtype`: of their unit rows in the compute
-        type, or of themselves where `scales_rows`.
+        """Operands of a selection over embeddings in `dtype`.
+
+        rows: their unit rows in the compute type, or with `scales_rows` the embeddings themselves.
         """
         return rows
 
@@ -62,22 +67,22 @@ class Rows:
         return rows, ones.new_ones(())
 
     def dot_rows(self, x):
-        """(rows, size ()): `plain_rows` for the passes over panels alone, as `tile_rows` are.
+        """(rows, size ()): `plain_rows` for the passes over panels, as `tile_rows` is `unit_rows`.
 
-        What `multiply` makes of panels and these rows is yet to be multiplied by `size`.
+        The products of panels and these rows have yet to be multiplied by `size`.
         """
         return self.operand_rows(x, cosine=False)
 
     def plain_rows(self, x):
-        """`unit_rows` for scores that are no cosines: a copy of x as operands, and ones."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        """`unit_rows` for dot products: (a copy of x as operands, ones (N,))."""
+        dtype = compute_dtype(x)
         rows = torch.empty(x.shape, dtype=dtype, device=x.device)
-        # float16, the operand of 16-bit inputs, has not the range of bfloat16.
+        # Operands of 16-bit inputs may be float16, which lacks the range of bfloat16.
         kind = dtype if x.dtype == torch.bfloat16 else x.dtype
         return self.operand(rows.copy_(x), kind), rows.new_ones(x.shape[0])
 
     def dot_rows_backward(self, grad_rows, x, size, factor, dtype):
-        """(factor * dL/dx in `dtype`, x . dL/dx (N,)) from what `multiply` made of panels and the
-        rows on the other side, whose `size` () that is.
+        """(factor * dL/dx in `dtype`, x . dL/dx (N,)) from the products of panels and the rows of
+        the other side, whose `size` () this is.
         """
         return ((factor * size) * grad_rows).to(dtype), size * (x * grad_rows).sum(1)

@@ -1,12 +1,12 @@
 """Products of bfloat16 operands with float32 sums: on a processor's matrix unit (Intel AMX), or by
 its AVX512_BF16 instruction (on AMD), which multiplies pairs of numbers.
 
-An operand is taken as the sum of bfloat16 parts of 8 bits each. 16-bit rows are multiplied as they
-are: one part holds a bfloat16, two a float16, so that their products are exact. Three parts hold
-all 24 bits of a float32; torch.get_float32_matmul_precision() says how many count: "highest" three
-(six products, more accurate than a sum of float32 products), "high" two (three products), "medium"
-one. AVX512_BF16 is twice as fast as products of float32 numbers, so one part is all that pays:
-operands of more are multiplied in float32.
+An operand is split into a sum of bfloat16 parts of 8 bits each. One part holds a bfloat16, two hold
+a float16, so the products of 16-bit rows are exact. Three parts hold all 24 bits of a float32.
+torch.get_float32_matmul_precision() decides how many of them are used: "highest" three (six
+products, more accurate than a sum of float32 products), "high" two (three products), "medium" one.
+AVX512_BF16 is only twice as fast as float32 products, so it multiplies operands of one part alone;
+operands of more parts are multiplied in float32.
 """
 
 import math
@@ -17,69 +17,69 @@ from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.unmade import UnitRows
 from fastsim.precision import float32_products
 
-# Read once: torch.compile traces no operator without a tensor.
+# Read once, as torch.compile cannot trace an operator that takes no tensor.
 MOST_PARTS = 0 if UNAVAILABLE else torch.ops.fastsim_cpu.amx_most_parts()
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
-CACHED = 20 << 20  # bytes of packed rows that are kept from panel to panel
-DEPTH = 1024  # of more, as many rows or columns are packed at a time, for every panel again
+CACHED = 20 << 20  # the most bytes of packed rows that are kept from panel to panel
+DEPTH = 1024  # rows or columns packed at a time, again for every panel, if they exceed CACHED
 
 
 def name():
-    """The instructions in use, or ""."""
+    """The name of the instructions in use, or ""."""
     return torch.ops.fastsim_cpu.amx_name()
 
 
 def is_matrix_unit():
-    """Whether operands of several parts are multiplied too."""
+    """Whether it multiplies operands of several parts too."""
     return MOST_PARTS > 1
 
 
 def parts(dtype):
-    """The bfloat16 parts of an operand of that dtype; 0 for products of float32 numbers."""
+    """The number of bfloat16 parts of an operand of this dtype; 0 if it is not split."""
     if dtype == torch.float64:
         return 0
     if dtype == torch.float32:
-        wanted = _PARTS[float32_products("cpu")]
+        count = _PARTS[float32_products("cpu")]
     else:
-        wanted = 1 if dtype == torch.bfloat16 else 2
-    return wanted if wanted <= MOST_PARTS else 0
+        count = 1 if dtype == torch.bfloat16 else 2
+    return count if count <= MOST_PARTS else 0
 
 
 def parts_of(rows):
-    """The parts of an operand: `ScaledRows`, `UnitRows` or a tensor.
+    """The number of parts of an operand: `ScaledRows`, `UnitRows` or a tensor.
 
-    A tensor may hold rows that were float16, which one part does not hold: AVX512_BF16 multiplies
-    `ScaledRows` alone.
+    AVX512_BF16 multiplies `ScaledRows` alone: it has one part, and a tensor may hold unit rows of
+    float16 inputs, which need two.
     """
     return parts(rows.dtype) if is_matrix_unit() or isinstance(rows, ScaledRows) else 0
 
 
 def score_grad_parts(dtype):
-    """The parts of score gradients that multiply rows of that dtype.
+    """The number of parts of the score gradients that multiply rows of this dtype.
 
-    Two at bfloat16, whose own rounding is then that of the gradient.
+    Two for bfloat16, so that the only rounding to bfloat16 is that of the gradient itself.
     """
     return 2 if dtype == torch.bfloat16 else parts(dtype)
 
 
 def side_by_side(x):
-    """x (N, D) with the numbers of a row side by side.
+    """x (N, D), copied if needed, with stride 1 along a row.
 
-    `contiguous` leaves the only number of a row whatever stride it has.
+    `contiguous` does not guarantee this for D = 1.
     """
     return x if x.stride(1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 class ScaledRows:
-    """Rows as they came, and what makes unit rows of them where their cosines are wanted.
+    """Rows x (N, D) and the factors (N,) of unit rows: x / |x| = rest * (power * x).
 
-    A power of two brings the norm of each into [1, 2), which changes no bit of it; the rest of
-    1 / norm, in (0.5, 1], multiplies what is summed in float32: x / |x| = rest * (power * x).
+    power is a power of two that brings the norm into [1, 2), so it rounds nothing. rest, in
+    (0.5, 1], is the remaining factor of 1 / |x|. It multiplies the float32 sum of a product.
     """
 
     def __init__(self, values, powers, rest, *, inverse=None, keeps=True):
-        """inverse: what makes unit rows of (power * x), (N,); None: it is found where it is wanted.
-        keeps: whether they may stay packed from panel to panel.
+        """inverse: (N,) the factors from power * x to unit rows; None computes them when needed.
+        keeps: whether the rows may stay packed from panel to panel.
         """
         self.values, self.powers, self.rest, self._inverse = values, powers, rest, inverse
         self.shape, self.dtype, self.device = values.shape, values.dtype, values.device
@@ -87,7 +87,7 @@ class ScaledRows:
 
     @classmethod
     def of(cls, x):
-        """(rows of x (N, D), inverse norms (N,)); zero rows have power, rest and inverse 0."""
+        """(`ScaledRows` of x (N, D), inverse norms (N,)); zero rows have power, rest, inverse 0."""
         values = side_by_side(x)
         inverse, powers, rest = x.new_empty(3, x.shape[0], dtype=torch.float32)
         torch.ops.fastsim_cpu.amx_norms(values, inverse, powers, rest)
@@ -95,13 +95,13 @@ class ScaledRows:
 
     @classmethod
     def as_they_are(cls, x):
-        """Rows of x (N, D) for scores that are no cosines: products of the rows themselves."""
+        """The rows of x (N, D) for dot products."""
         ones = x.new_ones(x.shape[0], dtype=torch.float32)
         return cls(side_by_side(x), ones, ones)
 
     @classmethod
     def of_norms(cls, x, norms):
-        """Rows x (N, d), parts of rows with the float64 norms (N,), over these norms."""
+        """x / norms for x (N, d), a slice of the columns of rows with these float64 norms (N,)."""
         fraction, exponent = torch.frexp(norms)  # in [0.5, 1)
         usable = norms.isfinite()
         powers = torch.ldexp(torch.ones_like(norms), 1 - exponent).where(usable, 1.0)
@@ -116,7 +116,7 @@ class ScaledRows:
     def __getitem__(self, rows):
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
-        # Of a block, which are multiplied once.
+        # The rows of a block are multiplied once, so they need not stay packed.
         inverse = None if self._inverse is None else self._inverse[rows]
         parts = self.values[rows], self.powers[rows], self.rest[rows]
         return ScaledRows(*parts, inverse=inverse, keeps=False)
@@ -125,17 +125,20 @@ class ScaledRows:
         return self.values.new_empty(*shape, dtype=dtype)
 
     def is_contiguous(self):
-        """False: their memory is the caller's, and no place for a gradient."""
+        """False: a gradient must not overwrite these rows, whose memory is the caller's."""
         return False
 
     def inverse(self):
-        """What makes unit rows of (power * x), (N,): the rest, or of rows as they are 1 / norm."""
+        """The factors (N,) from power * x to unit rows: the rest, or 1 / norm for dot products."""
         if self._inverse is None:
             self._inverse = ScaledRows.of(self.values)[1]
         return self._inverse
 
     def right(self):
-        """Packed as the right operand of a panel and kept; None where that takes much memory."""
+        """The rows packed as the right operand of a panel, which stay packed.
+
+        None if they may not stay packed, or take more than CACHED bytes.
+        """
         if self._right is None and self.keeps and _packed_bytes(self) <= CACHED:
             library, count = torch.ops.fastsim_cpu, parts(self.dtype)
             size = library.amx_right_size(*self.shape, count)
@@ -146,15 +149,15 @@ class ScaledRows:
 
 
 def keep_first(of_widths):
-    """Lets `ScaledRows` of several widths stay packed, as many as there is room for together."""
-    taken = 0
+    """Lets the first of several `ScaledRows` stay packed, as many as fit into CACHED together."""
+    total = 0
     for rows in of_widths:
-        taken += _packed_bytes(rows)
-        rows.keeps = taken <= CACHED
+        total += _packed_bytes(rows)
+        rows.keeps = total <= CACHED
 
 
 def _packed_size(rows):
-    """(count, numbers of each) of rows as they are packed, all parts side by side."""
+    """(rows, numbers of a row) of packed rows, whose parts lie side by side."""
     group = torch.ops.fastsim_cpu.amx_group()
     count, width = (-(-size // group) * group for size in rows.shape)
     return count, width * parts(rows.dtype)
@@ -165,8 +168,9 @@ def _packed_bytes(rows):
 
 
 class PackedColumns:
-    """The right operand of score panels, `ScaledRows`, `UnitRows` or a float32 tensor: packed once,
-    or if that takes much memory a part at a time for every panel.
+    """The right operand of score panels: `ScaledRows`, `UnitRows` or a float32 tensor.
+
+    It is packed once, or if that takes more than CACHED bytes, in slices again for every panel.
     """
 
     def __init__(self, columns):
@@ -178,19 +182,19 @@ class PackedColumns:
         self.once = keeps and _packed_bytes(columns) <= CACHED
         shape = count if self.once else DEPTH, width
         self.tiles = torch.empty(shape, dtype=torch.int16, device=columns.device)
-        # An infinite entry has no parts whose products add up to what it gives; that of a cosine
-        # makes NaN of its row in any case.
+        # Products of the parts of an infinite entry do not add up to the right result. With cosines
+        # its row is NaN in any case.
         self.usable = self.powers is not None
-        self._made = None  # memory for unit rows until they are packed
+        self._unit_rows = None  # memory for unit rows until they are packed
         if self.once or not self.usable:
             finite = [self._pack(part) for part in self._parts(0, len(columns))]
             self.usable = self.usable or all(finite)
         if self.once:
-            self.values = self.powers = self._made = None  # their memory with them
+            self.values = self.powers = self._unit_rows = None  # frees their memory
 
     def _parts(self, first, count):
-        """Slices of columns that are packed together."""
-        most = len(self.tiles) or 1  # one rank of a group may have no columns
+        """The slices of columns that are packed at a time."""
+        most = len(self.tiles) or 1  # a rank of a group may have no columns
         return [
             slice(at, min(at + most, first + count)) for at in range(first, first + count, most)
         ]
@@ -198,10 +202,10 @@ class PackedColumns:
     def _pack(self, columns):
         values, powers = self.values, self.powers
         if isinstance(values, UnitRows):
-            if self._made is None:
-                most = min(len(self.tiles), len(values))
-                self._made = self.tiles.new_empty(most, values.shape[1], dtype=values.dtype)
-            values = values.make(columns, self._made)
+            if self._unit_rows is None:
+                shape = min(len(self.tiles), len(values)), values.shape[1]
+                self._unit_rows = self.tiles.new_empty(shape, dtype=values.dtype)
+            values = values.make(columns, self._unit_rows)
         else:
             values = values[columns]
         group = torch.ops.fastsim_cpu.amx_group()
@@ -210,8 +214,8 @@ class PackedColumns:
         return torch.ops.fastsim_cpu.amx_pack(values, of_part, tiles)
 
     def scores(self, rows, first, panel, add):
-        """Fills the panel of `rows` against the columns from `first` on, or adds to it; False if it
-        cannot.
+        """Writes the scores of `rows` and the columns from `first` on to the panel, or with `add`
+        adds them. Returns False and does nothing if the rows are float32 and not finite.
         """
         left = rows, None, None
         if isinstance(rows, ScaledRows):
@@ -222,7 +226,7 @@ class PackedColumns:
             self._pack(columns)
             part = panel[:, columns.start - first : columns.stop - first]
             if not self._scores(left, self.tiles, columns, part, add):
-                return False  # of the first part: it is the rows that are not finite
+                return False  # at the first slice, as it depends on the rows alone
         return True
 
     def _scores(self, left, tiles, columns, panel, add):
@@ -231,9 +235,9 @@ class PackedColumns:
 
 
 def multiply(panel, right, out, transposed, accumulate):
-    """out = panel @ right, with `transposed` panel.T @ right, or added to it.
+    """out = panel @ right, with `transposed` panel.T @ right; with `accumulate` out += it.
 
-    right: `ScaledRows`, for the product with their unit rows, or a float32 tensor.
+    right: a float32 tensor, or `ScaledRows`, which stand for their unit rows.
     """
     count, of_panel = parts(right.dtype), score_grad_parts(right.dtype)
     operand = right, None, None, None, None

@@ -1,44 +1,45 @@
-"""A loss of many rows by products of bfloat16 operands, with its gradient, in one call."""
+"""A loss of many rows and its gradients in one call, by products of bfloat16 operands."""
 
 import torch
 
 from fastsim.backends.cpu import amx, triplet
 
 OF_BLOCKS = ("softmax", "sigmoid", "squared_error")  # kinds that need no whole rows
-# Columns that are operands at a time, of one part twice as many: 38 MB at width 384 in float32.
-# Scores of whole rows, which no more columns have, take 8 MB a thread, of one part 16; to read them
-# back costs less than to make them again.
+# Columns packed at a time, twice as many if operands have one part: 38 MB at width 384 in float32.
+# Kinds that need whole rows are limited to this many columns. Their scores then take 8 MB for each
+# thread (16 MB with one part); reading them back is cheaper than computing them again.
 STRIPE = 8192
-# Bytes that these operands may take together with scores that a loss of rows and columns keeps from
-# its first look at them to the second: of as many rows as there is room for.
+# The most bytes of these operands and kept scores together. A loss of rows and columns keeps scores
+# from the first pass to the second, those of as many rows as fit.
 KEPT = 72 << 20
 
 
 def serves(tile, columns, dtype):
-    """Whether `loss` serves one of so many columns."""
+    """Whether `loss` can compute this loss over this many columns."""
     pairs, parts = tile.pairs, amx.parts(dtype)
-    # An infinity in float32 has no parts whose products add up to what it gives. A cosine of it is
-    # NaN in any case; a dot product of 16-bit rows may be NaN too.
+    # Products of the parts of an infinite float32 do not add up to the right result. With cosines
+    # it is NaN in any case; a dot product of 16-bit rows may become NaN too.
     exact = tile.cosine or dtype.itemsize == 2
     if not (exact and parts) or tile.kind in triplet.KINDS or pairs.skip != "nothing":
         return False
-    moved = (pairs.guide, pairs.factors, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
-    if tile.kind in OF_BLOCKS and all(value is None for value in moved):
+    options = (pairs.guide, pairs.factors, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
+    if tile.kind in OF_BLOCKS and all(option is None for option in options):
         return True
     return tile.rows_alone and columns <= _stripe(parts)
 
 
-def loss(tile, x, y, given, results):
+def loss(tile, x, y, arguments, results):
     """Writes the loss, and the gradients that are not None.
 
-    All rows with their numbers side by side. given: what comes after x and y; results: where it is
-    written (csrc/cpu/whole_arguments.h).
+    x, y, and the rows of a guide and of factors: with stride 1 along a row.
+    arguments: the arguments of the operator after x and y (csrc/cpu/whole_arguments.h).
+    results: the tensors to write.
     """
     guide, factors, parts = tile.pairs.guide, tile.pairs.factors, amx.parts(x.dtype)
     torch.ops.fastsim_cpu.amx_loss.default(
         x,
         y,
-        *given,
+        *arguments,
         parts,
         amx.score_grad_parts(x.dtype),
         0 if guide is None else amx.parts(guide.rows.dtype),

@@ -1,4 +1,4 @@
-"""The compiled CPU backend: panels of scores that stay in cache, our products and epilogues."""
+"""The compiled CPU backend: panels of scores that stay in cache, its own products and epilogues."""
 
 import torch
 
@@ -6,26 +6,27 @@ from fastsim.backends.base import Backend
 from fastsim.backends.cpu import amx, blas, max_sim
 from fastsim.backends.cpu.further import InOneSoftmax
 from fastsim.backends.cpu.library import UNAVAILABLE, most_levels
+from fastsim.backends.cpu.one_call import InOneCall
 from fastsim.backends.cpu.panels import Panels
 from fastsim.backends.cpu.passes import served
 from fastsim.backends.cpu.rows import Rows
 from fastsim.backends.cpu.selection import Selection
-from fastsim.backends.cpu.whole import InOneCall
 from fastsim.backends.extras import EXTRAS
 from fastsim.batch_metrics import TOTALS
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
+from fastsim.precision import compute_dtype
 
 _KINDS = {*served(), *SELECTIONS, *LATE_INTERACTION}
 
 
 class CpuBackend(Panels, InOneCall, InOneSoftmax, Selection, Rows, Backend):
-    """Float32 and float64 panels; 16-bit inputs are normalised into float32."""
+    """Panels are float32 or float64; unit rows of 16-bit inputs are float32."""
 
     name = "cpu"
     most_levels = most_levels()
     extras = frozenset(EXTRAS)
     keeps_scores = True
-    observes = True
+    records_metrics = True
 
     def unsupported_reason(self, *tensors, kind=None):
         for tensor in tensors:
@@ -45,13 +46,13 @@ class CpuBackend(Panels, InOneCall, InOneSoftmax, Selection, Rows, Backend):
     def number(self, scalar):
         return scalar.item()
 
-    def batch_totals(self, seen, x, y):
-        total = seen.new_empty(len(TOTALS))
-        torch.ops.fastsim_cpu.batch_totals(seen, x, y, total)
+    def batch_totals(self, row_metrics, x, y):
+        total = row_metrics.new_empty(len(TOTALS))
+        torch.ops.fastsim_cpu.batch_totals(row_metrics, x, y, total)
         return total
 
     def cosent(self, scores, labels, scale, want_score_grad):
-        compute = scores.to(torch.promote_types(scores.dtype, torch.float32)).contiguous()
+        compute = scores.to(compute_dtype(scores)).contiguous()
         if labels.dtype in (torch.bool, torch.float16, torch.bfloat16):
             labels = labels.to(torch.float32)
         loss = scores.new_empty((), dtype=torch.float64)
@@ -62,5 +63,5 @@ class CpuBackend(Panels, InOneCall, InOneSoftmax, Selection, Rows, Backend):
     def max_sim(self, x, y, cosine, own, scores, places):
         max_sim.max_sim(x, y, cosine, own, scores, places)
 
-    def max_sim_backward(self, grad, places, x, y, cosine, own, wants):
-        return max_sim.max_sim_backward(grad, places, x, y, cosine, own, wants)
+    def max_sim_backward(self, grad, places, x, y, cosine, own, needs_grad):
+        return max_sim.max_sim_backward(grad, places, x, y, cosine, own, needs_grad)

@@ -1,9 +1,8 @@
 """Products of float32 panels by the BLAS library that torch is built with.
 
-Taken where that library has a unit of the processor to itself: on Apple's processors a matrix unit
-that only Apple's Accelerate reaches. Anywhere else the kernels are as fast or faster. The platform
-decides, never a time that was measured, so that every process gets the same bits.
-FASTSIM_BLAS=0 takes the kernels everywhere, FASTSIM_BLAS=1 the library.
+It is used on Apple's processors, whose matrix unit only Apple's Accelerate can use. Elsewhere the
+kernels are as fast or faster. The platform decides, never a measured time, so that every process
+gets the same bits. FASTSIM_BLAS=0 selects the kernels everywhere, FASTSIM_BLAS=1 the library.
 """
 
 import os
@@ -18,7 +17,10 @@ VARIABLE = "FASTSIM_BLAS"
 
 
 def wanted(wish, system, machine):
-    """Whether the library makes the products that AMX does not; wish: of the variable."""
+    """Whether the library computes the products that AMX does not.
+
+    wish: the value of FASTSIM_BLAS. system, machine: as `platform` names them.
+    """
     if wish not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE}: wanted 0 or 1, got {wish}")
     return wish == "1" or (not wish and (system, machine) == ("Darwin", "arm64"))
@@ -28,30 +30,30 @@ IN_USE = wanted(os.environ.get(VARIABLE, ""), platform.system(), platform.machin
 
 
 def serves(rows):
-    """Whether the library multiplies an operand: `UnitRows` or a tensor."""
+    """Whether the library multiplies these rows, an operand."""
     return rows.dtype == torch.float32 and IN_USE and not amx.parts_of(rows)
 
 
 def scores(rows, columns, first, panel, add):
-    """Fills the panel of `rows` against the columns from `first` on, or adds to it.
+    """Writes the scores of `rows` and the columns from `first` on to the panel, or adds them.
 
-    columns: unit rows (M, D), or `UnitRows`, of which some are made at a time.
+    columns: (M, D), or `UnitRows`, of which `BAND` are computed at a time.
     """
     wide = panel.shape[1]
     if not isinstance(columns, UnitRows):
         return _product(rows, columns[first : first + wide].t(), panel, add)
-    made = panel.new_empty(min(BAND, wide), rows.shape[1], dtype=rows.dtype)
+    memory = panel.new_empty(min(BAND, wide), rows.shape[1], dtype=rows.dtype)
     for at in range(0, wide, BAND):
         part = slice(first + at, first + min(at + BAND, wide))
-        _product(rows, columns.make(part, made).t(), panel[:, at : at + BAND], add)
+        _product(rows, columns.make(part, memory).t(), panel[:, at : at + BAND], add)
 
 
 def multiply(left, right, out, accumulate):
-    """out = left @ right, or added to it."""
+    """out = left @ right, or with `accumulate` out += left @ right."""
     _product(left, right, out, accumulate)
 
 
-# With an output given, autocast has no say in these.
+# Autocast does not change products that have an `out`.
 def _product(left, right, out, add):
     if add:
         torch.addmm(out, left, right, out=out)

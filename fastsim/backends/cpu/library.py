@@ -1,4 +1,4 @@
-"""The compiled library of the CPU backend: whether it is here and of these sources."""
+"""The compiled library of the CPU backend: loads it, and checks that it is of these sources."""
 
 from pathlib import Path
 
@@ -6,17 +6,17 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.backends.cpu.sizes import ALIGNED, TILE_ROWS
-from fastsim.batch_metrics import SEEN, SHARPNESS, TOTALS
+from fastsim.batch_metrics import ROW_METRICS, SHARPNESS, TOTALS
 from fastsim.kinds.kind import EMPTY
 
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
-# Which operators these sources call and what they take: torch.ops.fastsim_cpu.interface() of a
-# library built beside them.
+# A hash of the operators and their signatures: torch.ops.fastsim_cpu.interface() of a library built
+# from these sources.
 _INTERFACE = 0x6DDEF0454830213B
 
 
 def _load():
-    """None once the library is loaded, else why it cannot be."""
+    """Loads the library. None, or a sentence that says why it cannot be used."""
     if not LIBRARY.exists():
         return (
             "the C++ extension was not built; install a C++ compiler and reinstall fastsim"
@@ -30,14 +30,14 @@ def _load():
 
 
 def agrees():
-    """Whether the library has the operators and constants that the backend counts on."""
+    """Whether the library has the operators and constants that the backend expects."""
     library = torch.ops.fastsim_cpu
     if not hasattr(library, "interface") or library.interface() != _INTERFACE:
         return False
     packed = [library.panel_columns(single) for single in (True, False)]
     return (
         library.left_out() == EMPTY
-        and library.observed() == len(SEEN)
+        and library.observed() == len(ROW_METRICS)
         and library.totals() == len(TOTALS)
         and library.sharpness() == SHARPNESS
         and TILE_ROWS % library.tile_rows() == 0
@@ -46,8 +46,11 @@ def agrees():
 
 
 def most_levels():
-    """As the library was built. Read once: torch.compile traces no operator without a tensor."""
+    """`Backend.most_levels` of the library.
+
+    Read once, as torch.compile cannot trace an operator that takes no tensor.
+    """
     return Backend.most_levels if UNAVAILABLE else torch.ops.fastsim_cpu.most_levels()
 
 
-UNAVAILABLE = _load()  # a sentence, or None
+UNAVAILABLE = _load()  # None, or why the library cannot be used

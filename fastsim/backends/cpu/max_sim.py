@@ -1,4 +1,4 @@
-"""MaxSim by the C++ kernels: a document and a share of the query tokens at a time."""
+"""MaxSim by the C++ kernels, one document and a part of the query tokens at a time."""
 
 import torch
 
@@ -12,14 +12,16 @@ def max_sim(x, y, cosine, own, scores, places):
     operator = torch.ops.fastsim_cpu.max_sim
     parts = amx.parts(x.rows.dtype)
     if not operator(*arguments, parts, scores, places):
-        # An infinity has no parts of bfloat16 whose products add up to what it gives.
+        # Not finite: products of the parts of an infinity do not add up to the right result.
         operator(*arguments, 0, scores, places)
 
 
-def max_sim_backward(grad, places, x, y, cosine, own, wants):
+def max_sim_backward(grad, places, x, y, cosine, own, needs_grad):
     """`Backend.max_sim_backward`."""
     sides = [_rows(side) for side in (x, y)]
-    grads = [torch.empty_like(s) if want else None for s, want in zip(sides, wants, strict=True)]
+    grads = [
+        torch.empty_like(s) if want else None for s, want in zip(sides, needs_grad, strict=True)
+    ]
     starts, masks = (x.starts(), y.starts()), (_mask(x), _mask(y))
     arguments = grad, places, *sides, *starts, *masks, cosine, own
     torch.ops.fastsim_cpu.max_sim_backward(*arguments, *grads)

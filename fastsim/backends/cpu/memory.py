@@ -1,4 +1,4 @@
-"""Memory for what panels are multiplied with: in huge pages, where the system has them."""
+"""Memory for panels and their operands, in huge pages if the system has them."""
 
 import torch
 
@@ -6,7 +6,7 @@ HUGE_PAGE = 2 << 20  # bytes
 
 
 def empty(shape, dtype):
-    """`torch.empty`; large memory in huge pages, which are found faster and cleared at once."""
+    """`torch.empty`, large tensors in huge pages: fewer address lookups and page faults."""
     memory = torch.empty(shape, dtype=dtype, device="cpu")
     if memory.nbytes >= HUGE_PAGE:
         torch.ops.fastsim_cpu.huge_pages(memory)

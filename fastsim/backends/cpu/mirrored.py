@@ -1,14 +1,13 @@
-"""Rows against themselves: the scores above the diagonal, each of which is that of two pairs.
+"""x compared with itself: only the scores above the diagonal are computed, each for two pairs.
 
-Scores are symmetric, score gradients G are not: that of (i, j) follows from the score and the state
-of row i, that of (j, i) from the same score and the state of row j. So a part of a panel and its
-transpose give both, and one product with H = G + G^T gives the gradient, of which a block above the
-diagonal is used twice, as it is and transposed:
+Scores are symmetric, score gradients G are not: G_ij depends on the score and the state of row i,
+G_ji on the same score and the state of row j. So a part of a panel and its transpose yield both.
+The gradient is one product with H = G + G^T, which uses a block above the diagonal twice:
 
     dunit[rows] += H unit[columns],  dunit[columns] += H^T unit[rows]
 
-Half of each product is spared. That is worth a second look at the scores, which the state of the
-columns' rows makes necessary.
+This saves half of each product, but needs two passes over the scores, as G_ji needs the finished
+state of row j.
 """
 
 import math
@@ -20,40 +19,40 @@ from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_
 from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
 from fastsim.backends.panel import blocks_within
 
-FEWEST = 1024  # rows: of fewer, blocks on the diagonal are too much of the whole
-# Columns of an embedding, by `amx.parts`: products of fewer cost no more than the transposes and a
-# second look, and on a matrix unit in one or two parts those of any, as by a BLAS library.
+FEWEST = 1024  # rows: with fewer, too many of the scores are in blocks on the diagonal
+# The smallest width D by `amx.parts`. Products of narrower rows cost no more than the transposes
+# and the second pass; nor does any product on a matrix unit in one or two parts, or of BLAS.
 NARROWEST = {0: 128, 3: 256}
-SIDE = 192  # rows of a block are a multiple: whole register tiles, and whole column panels
+SIDE = 192  # the height of a block is a multiple: whole register tiles, and whole column panels
 MOST_SIDES = 2
-BANDS = 8  # the fewest: of the blocks on the diagonal both halves are computed
-PART = 1 << 17  # scores turned over at a time: half a megabyte in float32, near the processor
+BANDS = 8  # at least; both halves of the blocks on the diagonal are computed
+PART = 1 << 17  # scores transposed at a time: half a megabyte in float32, which stays in cache
 
 
 def mirrors(tile, unit):
-    """Whether the pairs of rows with themselves are served, and it pays."""
+    """Whether `Mirrored` can compute this loss of unit rows, and is faster."""
     rows, width = unit.shape
     parts = amx.parts_of(unit) if amx.is_matrix_unit() else 0
     narrowest = math.inf if blas.serves(unit) else NARROWEST.get(parts, math.inf)
-    pays = rows >= FEWEST and width >= narrowest
+    faster = rows >= FEWEST and width >= narrowest
     pairs = tile.pairs
-    moved = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
-    symmetric = all(value is None for value in moved) and not pairs.offset
-    alone = tile.rows_alone and not tile.whole_rows and not tile.group
-    return alone and symmetric and pays
+    options = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
+    symmetric = all(option is None for option in options) and not pairs.offset
+    by_rows = tile.rows_alone and not tile.whole_rows and not tile.group
+    return by_rows and symmetric and faster
 
 
 class Mirrored:
-    """What `Backend.mirrored` returns."""
+    """The passes that `Backend.mirrored` returns."""
 
     def __init__(self, backend, tile, unit, panel, kept):
         self.backend, self.tile, self.unit = backend, tile, unit
         rows = len(unit)
-        # The forward pass leaves in a panel what it makes of its rows' pairs, which the pairs
-        # turned round have nothing to do with. All scores are kept or none: memory for some would
-        # come on top of what a large batch takes.
-        marked = tile.margin or tile.pairs.row_ids is not None
-        kept = 0 if marked or kept < rows * rows else rows
+        # The forward pass changes a panel for a margin or for ids. It does so for the pairs (i, j),
+        # not for (j, i), so such a panel cannot be kept. All scores are kept or none: memory for
+        # some would come on top of the memory that a large batch takes.
+        changed = tile.margin or tile.pairs.row_ids is not None
+        kept = 0 if changed or kept < rows * rows else rows
         sides = min(MOST_SIDES, rows // (BANDS * SIDE), math.isqrt(panel) // SIDE)
         tall = SIDE * max(1, sides)
         wide = max(tall, panel // tall // SIDE * SIDE)
@@ -66,17 +65,17 @@ class Mirrored:
         return list(blocks_within(rows, rows, *self.shape, lower=True))
 
     def _parts(self, block, panel):
-        """(part of the panel, its block, memory for its transpose) of each part.
+        """Yields (part of the panel, its block, memory for its transpose) of each part.
 
-        That on the diagonal holds its own transpose, and has None for the memory.
+        The memory is None for the part on the diagonal, which contains its own transpose.
         """
         rows, columns = block
         at = columns.start
         while at < columns.stop:
-            own = at < rows.stop
-            width = rows.stop - at if own else self.turned.shape[0]
+            on_diagonal = at < rows.stop
+            width = rows.stop - at if on_diagonal else self.turned.shape[0]
             part = slice(at, min(columns.stop, at + width))
-            turned = None if own else panel_in(self.turned, (part, rows))
+            turned = None if on_diagonal else panel_in(self.turned, (part, rows))
             inside = slice(part.start - columns.start, part.stop - columns.start)
             yield panel[:, inside], (rows, part), turned
             at = part.stop
@@ -117,7 +116,7 @@ class Mirrored:
         return grad
 
     def _write(self, part, place, turned, coefficients):
-        """H of a part of a panel in the place of its scores."""
+        """Replaces the scores of a part of a panel by H."""
         if turned is not None:
             torch.ops.fastsim_cpu.transpose(part, turned, False)
             self._score_grad(turned, place[::-1], coefficients)

@@ -1,4 +1,4 @@
-"""Panels of scores of the CPU backend: their products, reductions and score gradients."""
+"""Panels of scores of the CPU backend: their products, forward passes and score gradients."""
 
 from dataclasses import replace
 
@@ -10,10 +10,11 @@ from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_
 from fastsim.backends.cpu.sweep import SWEPT, CpuSweep
 from fastsim.backends.cpu.workspace import Columns, Workspace
 from fastsim.backends.panel import blocks_within
+from fastsim.precision import compute_dtype
 
 
 class Panels:
-    """The part of `CpuBackend` that makes panels of scores and multiplies them again."""
+    """The part of `CpuBackend` for passes over panels of scores."""
 
     def whole_rows_fit(self, columns, device):
         return columns <= sizes.WIDEST
@@ -32,12 +33,12 @@ class Panels:
         return Workspace(unit_y, *shape, kept)
 
     def scores(self, unit_x, unit_y, block, workspace, tile=None):
-        """The score panel of a block, in the workspace.
+        """The score panel of a block, in the memory of the workspace.
 
-        tile: whose pairs' thresholds, guide, bias of columns and shift of rows are applied to it;
-        pairs that they decide against get a score below all others. Where a bias or a shift is
-        applied, `fastsim.metrics` sees the scores here, before it is; else whatever reduces the
-        panel shows them.
+        With a tile, its thresholds, guide, column bias and row shift are applied: pairs that are
+        left out get a score below all others. The row metrics need the scores before a bias or a
+        shift, so with one of these they are added up here, otherwise by the first operator that
+        reduces the panel.
         """
         rows, columns = block
         pairs = None if tile is None else tile.pairs
@@ -47,13 +48,15 @@ class Panels:
             torch.ops.fastsim_cpu.leave_out_above(panel, panel, pairs.thresholds[rows])
         if pairs is not None and pairs.guide is not None:
             guide = pairs.guide
-            guided = self.scores(guide.rows, guide.columns, block, workspace.beside(guide))
+            cosines = self.scores(guide.rows, guide.columns, block, workspace.beside(guide))
             positives = None if pairs.positives is None else _Positives(pairs, block, panel)
-            torch.ops.fastsim_cpu.leave_out_above(panel, guided, guide.thresholds[rows])
+            torch.ops.fastsim_cpu.leave_out_above(panel, cosines, guide.thresholds[rows])
             if positives is not None:
                 positives.restore(panel)
-        if pairs is not None and tile.seen is not None and _moved(pairs):
-            torch.ops.fastsim_cpu.observe(panel, *self._pairs(pairs, block, workspace, tile.seen))
+        if pairs is not None and tile.row_metrics is not None and _moved(pairs):
+            torch.ops.fastsim_cpu.observe(
+                panel, *self._pairs(pairs, block, workspace, tile.row_metrics)
+            )
         if pairs is not None and pairs.column_bias is not None:
             panel.add_(pairs.score_bias(columns, tile.scale))
         if pairs is not None and pairs.row_shift is not None:
@@ -62,9 +65,9 @@ class Panels:
 
     def paired_scores(self, unit_x, unit_y):
         rows, side = len(unit_x), sizes.PAIRED
-        # What is asked for, and what one block takes, come first: memory that every block takes for
-        # itself leaves holes.
-        dtype = torch.promote_types(unit_x.dtype, torch.float32)
+        # The result and the memory of the panels come before the loop: memory that each block
+        # allocates for itself fragments the heap.
+        dtype = compute_dtype(unit_x)
         paired = torch.empty(rows, dtype=dtype, device=unit_x.device)
         workspace = Workspace(unit_y, side, side)
         for first in range(0, rows, side):
@@ -73,7 +76,7 @@ class Panels:
         return paired
 
     def positive_scores(self, pairs, unit_x, unit_y):
-        # A part of the columns at a time, which have to be copied.
+        # In parts, as the columns have to be copied.
         parts = zip(unit_x.split(sizes.PAIRED), pairs.positives.split(sizes.PAIRED), strict=True)
         return torch.cat([self.paired_scores(rows, unit_y[columns]) for rows, columns in parts])
 
@@ -91,20 +94,20 @@ class Panels:
     def products(self, columns):
         packed = Columns(columns, again=False)
 
-        def of(rows):
+        def multiply(rows):
             panel = rows.new_empty(len(rows), len(columns))
             packed.fill(panel, rows, 0)
             return panel
 
-        return of
+        return multiply
 
-    def _pairs(self, pairs, block, workspace, seen=None):
-        """`pair_arguments` with the targets of a block, where they are a product."""
+    def _pairs(self, pairs, block, workspace, row_metrics=None):
+        """`pair_arguments` of a block; targets that are `Factors` are computed here."""
         factors, targets = pairs.factors, None
         if factors is not None:
             beside = workspace.beside(factors)
             targets = self.scores(factors.rows, factors.columns, block, beside)
-        return pair_arguments(pairs, block, targets, seen)
+        return pair_arguments(pairs, block, targets, row_metrics)
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
@@ -113,20 +116,20 @@ class Panels:
             state.know(sums)
         whole, lower = tile.whole_rows, tile.pairs.each_once
         workspace = workspace or self.workspace(unit_x, unit_y, whole_rows=whole)
-        # The first blocks come last: the score gradients begin with what was kept of them.
+        # In reverse, so that the panels computed last are those with which score gradients begin.
         blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
         for block in reversed(list(blocks)):
             panel = self.scores(unit_x, unit_y, block, workspace, tile)
-            seen = None if _moved(tile.pairs) else tile.seen
-            state.add(panel, self._pairs(tile.pairs, block, workspace, seen), block)
+            row_metrics = None if _moved(tile.pairs) else tile.row_metrics
+            state.add(panel, self._pairs(tile.pairs, block, workspace, row_metrics), block)
             workspace.keep(block, panel)
         return state.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile)
         state = forward_of(tile.of_rows(block[0]), *panel.shape)
-        seen = None if _moved(tile.pairs) else tile.seen
-        pairs = self._pairs(tile.pairs, block, workspace, seen)
+        row_metrics = None if _moved(tile.pairs) else tile.row_metrics
+        pairs = self._pairs(tile.pairs, block, workspace, row_metrics)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
 
@@ -135,7 +138,7 @@ class Panels:
         if panel is None:
             panel = self.scores(unit_x, unit_y, block, workspace, tile)
         else:
-            tile = replace(tile, margin=0.0)  # the forward pass took it from the positives
+            tile = replace(tile, margin=0.0)  # the forward pass has subtracted it
         pairs = self._pairs(tile.pairs, block, workspace)
         write_score_grad(tile, panel, pairs, block, coefficients)
         return panel
@@ -156,12 +159,12 @@ class Panels:
 
 
 def _moved(pairs):
-    """Whether what a loss reduces is not the scores themselves."""
+    """Whether the loss takes scores plus a bias or a shift."""
     return pairs.column_bias is not None or pairs.row_shift is not None
 
 
 class _Positives:
-    """The scores of the positives in a panel, which no guide leaves out."""
+    """The scores of `Pairs.positives` in a panel, which a guide does not leave out."""
 
     def __init__(self, pairs, block, panel):
         rows, columns = block

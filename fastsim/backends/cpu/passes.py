@@ -1,8 +1,8 @@
-"""What the CPU operators keep of each kind of loss, and the score gradients they leave in a panel.
+"""The forward pass and the score gradients of each kind, by the CPU operators.
 
-A forward pass takes panel after panel (`add`), or one of whole rows and leaves its score
-gradients too (`fused_pass`). In a sweep over prefixes it takes the panels of all widths at once:
-what it keeps, and what it is given of rows and columns, then has the widths before these.
+A forward pass adds panel after panel to the state (`add`). For a panel of whole rows, `fused_pass`
+also replaces the scores by score gradients. In a sweep over prefixes the panels of all widths come
+at once; all tensors over rows or columns then have a first dimension for the widths.
 """
 
 import torch
@@ -13,21 +13,21 @@ from fastsim.kinds.kind import EMPTY, with_partials
 _LIBRARY = torch.ops.fastsim_cpu
 
 
-def pair_arguments(pairs, block, targets=None, seen=None):
-    """The arguments that every panel operator has of the pairs.
+def pair_arguments(pairs, block, targets=None, row_metrics=None):
+    """The arguments about pairs that every panel operator takes.
 
-    targets: a panel of them. seen: as `Tile.seen`, None once the scores have been looked at; of the
-    operators that one block is given to, the first that reduces its rows adds to it.
+    targets: a panel of targets. row_metrics: as in `TileLoss`; only for the first operator that
+    reduces the rows of a block, None for the later ones.
     """
     rows, columns = block
     *parts, dense = pairs.block(rows, columns)
     parts.append(dense if targets is None else targets)
-    parts += pairs.negative_target, pairs.skip, None if seen is None else seen[rows]
+    parts += pairs.negative_target, pairs.skip, None if row_metrics is None else row_metrics[rows]
     return rows.start + pairs.offset, columns.start, *parts
 
 
 def state_of(*shape, fill=0.0):
-    """What a pass adds up: float64, whatever the rows are."""
+    """A tensor of a state: float64, whatever the type of the rows."""
     return torch.full(shape, fill, dtype=torch.float64, device="cpu")
 
 
@@ -36,7 +36,7 @@ def in_type(dtype, coefficients):
 
 
 class _SoftmaxForward:
-    library = _LIBRARY  # whose operators are called; another one in a sweep
+    library = _LIBRARY  # the operators; a sweep has others
 
     def __init__(self, tile, rows, columns, widths=()):
         self.tile = tile
@@ -95,7 +95,7 @@ class _SigmoidForward:
 
 
 def _sigmoid(tile, panel, pairs, weights, losses, score_grads, library):
-    """tile: what it holds of each row is that of the panel's."""
+    """tile: its values of each row are those of the rows of the panel."""
     library.sigmoid(
         panel,
         *pairs,
@@ -125,7 +125,7 @@ class _SquaredErrorForward:
 
 
 class _RowsForward:
-    """Any kind with a state of rows alone, by its operators <kind>_forward, <kind>_score_grad."""
+    """A kind with a state of rows alone; its operators are <kind>_forward and <kind>_score_grad."""
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -133,7 +133,9 @@ class _RowsForward:
         self.known = False
 
     def know(self, sums):
-        """Maxima and sums of the negatives of all columns: the positives' terms alone are added."""
+        """Sets the maxima and sums of the negatives over all columns; `add` then adds only the
+        terms of the positives.
+        """
         self.known = True
         self.state[:2] = sums
 
@@ -155,9 +157,9 @@ class _RowsForward:
 
 
 class _DebiasedForward(_RowsForward):
-    """Sums of exponentials of both sides; with hardness those of the negatives at a second scale.
+    """Exponentials of negatives and positives; with hardness, of negatives at a second scale too.
 
-    The kernels are those of multi-similarity.
+    It uses the kernels of multi-similarity.
     """
 
     def fused_pass(self, panel, pairs, weights):
@@ -170,7 +172,7 @@ class _DebiasedForward(_RowsForward):
         forward(panel, *pairs, tile.hard_scale, tile.scale, *state[:4])
         if tile.hardness:
             unused = state_of(len(state[0]), fill=EMPTY), state_of(len(state[0]))
-            *pairs, _ = pairs
+            *pairs, _ = pairs  # row metrics are added once
             forward(panel, *pairs, None, tile.weight_scale, tile.scale, *state[4:], *unused)
 
 
@@ -243,8 +245,8 @@ def _levels_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY
     library.levels_score_grad(panel, *pairs, tile.scale, tile.levels, *coefficients)
 
 
-# The kinds whose operators take more than the numbers of their rows. Any other needs no entry here:
-# the names of its operators say what serves it.
+# The kinds whose operators take other arguments than `_RowsForward` passes. Any other kind needs no
+# entry: its name is that of its operators.
 FORWARDS = {
     "softmax": _SoftmaxForward,
     "sigmoid": _SigmoidForward,
@@ -262,23 +264,23 @@ SCORE_GRADS = {
 
 
 def served():
-    """The kinds that there are operators for."""
+    """The names of the kinds that have operators."""
     library = torch.ops.fastsim_cpu
     return {name for name in KINDS if name in FORWARDS or hasattr(library, f"{name}_forward")}
 
 
 def forward_of(tile, rows, columns):
-    """An empty state of so many rows and columns, to which panels are added."""
+    """The forward pass of this many rows and columns, with an empty state."""
     return FORWARDS.get(tile.kind, _RowsForward)(tile, rows, columns)
 
 
 def sweep_of(tile, rows, columns, widths, library):
-    """That of so many widths, by the operators `library` of a sweep."""
+    """`forward_of` for this many widths, by the operators `library` of a sweep."""
     state = FORWARDS[tile.kind](tile, rows, columns, (widths,))
     state.library = library
     return state
 
 
 def write_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
-    """Makes the score gradients of a block of its scores, in their place."""
+    """Replaces the scores of a block by the score gradients."""
     SCORE_GRADS.get(tile.kind, _rows_score_grad)(tile, panel, pairs, block, coefficients, library)

@@ -1,10 +1,11 @@
-"""What the CPU backend does with rows: norms, cosines of pairs, distances, chosen rows."""
+"""Operations on rows of the CPU backend: norms, cosines of pairs, distances, chosen rows."""
 
 import torch
 
 from fastsim.backends.cpu import amx, memory
 from fastsim.backends.cpu.unmade import UnitRows
 from fastsim.operators import traced
+from fastsim.precision import compute_dtype
 
 
 def _with_positives(columns, first):
@@ -12,17 +13,17 @@ def _with_positives(columns, first):
 
 
 def _through_unit_rows(grad_unit, x, inverse, factor, grad):
-    """unit . grad_unit (N,); writes dL/dx to `grad`, which may be `grad_unit` itself."""
+    """Writes dL/dx to `grad`, which may be `grad_unit` itself. Returns unit . grad_unit (N,)."""
     dots = torch.empty_like(inverse)
     torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
     return dots
 
 
 class Rows:
-    """The part of `CpuBackend` that works on single rows, and on given pairs of rows."""
+    """The part of `CpuBackend` that works on single rows, and on pairs of rows."""
 
     def unit_rows(self, x, dtype=None):
-        dtype = dtype or torch.promote_types(x.dtype, torch.float32)
+        dtype = dtype or compute_dtype(x)
         unit = memory.empty(x.shape, dtype)
         inverse = x.new_empty(x.shape[0], dtype=dtype)
         torch.ops.fastsim_cpu.unit_rows(x, unit, inverse)
@@ -52,7 +53,7 @@ class Rows:
         if amx.parts(x.dtype):
             norms = torch.hypot(before, torch.linalg.vector_norm(x, dim=1, dtype=torch.float64))
             return amx.ScaledRows.of_norms(x, norms), norms
-        rows = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+        rows = x.new_empty(x.shape, dtype=compute_dtype(x))
         norms = before.clone()
         torch.ops.fastsim_cpu.prefix_rows(x, norms, rows)
         return rows, norms
@@ -64,21 +65,21 @@ class Rows:
         torch.ops.fastsim_cpu.prefix_rows_backward(grad_rows, x, along, inverse, grad)
 
     def paired_cosines(self, x, y):
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = compute_dtype(x)
         cosines = x.new_empty(x.shape[0], dtype=dtype)
         inverse = x.new_empty(2, x.shape[0], dtype=dtype)
         torch.ops.fastsim_cpu.paired_cosines(x, y, cosines, inverse)
         return cosines, inverse
 
     def paired_squared_errors(self, x, y, targets, factor):
-        total = x.new_empty((), dtype=torch.promote_types(x.dtype, torch.float32))
+        total = x.new_empty((), dtype=compute_dtype(x))
         targets = targets.to(total.dtype).contiguous()
         torch.ops.fastsim_cpu.paired_squared_errors.default(x, y, targets, factor, total)
         return total
 
-    def paired_cosines_backward(self, grad, x, y, cosines, inverse, wants):
+    def paired_cosines_backward(self, grad, x, y, cosines, inverse, needs_grad):
         grads = [
-            t.new_empty(t.shape if wanted else 0) for t, wanted in zip((x, y), wants, strict=True)
+            t.new_empty(t.shape if want else 0) for t, want in zip((x, y), needs_grad, strict=True)
         ]
         torch.ops.fastsim_cpu.paired_cosines_backward(
             grad,
@@ -86,12 +87,12 @@ class Rows:
             y,
             cosines,
             inverse,
-            *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)),
+            *(g if want else None for g, want in zip(grads, needs_grad, strict=True)),
         )
         return tuple(grads)
 
     def equal_counts(self, values, among):
-        if traced():  # by torch's own operations
+        if traced():
             return super().equal_counts(values, among)
         counts = torch.empty_like(values)
         torch.ops.fastsim_cpu.equal_counts.default(values, among, counts)
@@ -111,15 +112,17 @@ class Rows:
         torch.ops.fastsim_cpu.triplet_distances.default(*sides, *numbers, near, far, losses)
         return near, far, losses
 
-    def triplet_distances_backward(self, grad, anchors, positives, negatives, near, far, wants):
+    def triplet_distances_backward(
+        self, grad, anchors, positives, negatives, near, far, needs_grad
+    ):
         sides = anchors, positives, negatives
-        return _through_distances(grad, sides, near, far, wants, None, 1.0)
+        return _through_distances(grad, sides, near, far, needs_grad, None, 1.0)
 
     def triplet_losses_backward(
-        self, grad, anchors, positives, negatives, near, far, *, wants, margin, factor
+        self, grad, anchors, positives, negatives, near, far, *, needs_grad, margin, factor
     ):
         sides, factor = (anchors, positives, negatives), 1.0 if factor is None else factor
-        return _through_distances(grad, sides, near, far, wants, margin, factor)
+        return _through_distances(grad, sides, near, far, needs_grad, margin, factor)
 
     def centred(self, x, y):
         x, y = x.contiguous(), None if y is None else y.contiguous()
@@ -136,29 +139,32 @@ class Rows:
         torch.ops.fastsim_cpu.chosen_rows(x, y, columns, distances, values)
         return values
 
-    def chosen_rows_backward(self, grad, values, x, y, columns, distances, wants):
+    def chosen_rows_backward(self, grad, values, x, y, columns, distances, needs_grad):
         x, y = x.contiguous(), None if y is None else y.contiguous()
-        grads = [x.new_zeros(s.shape) if w else None for s, w in zip((x, y), wants, strict=True)]
+        grads = [
+            x.new_zeros(s.shape) if w else None for s, w in zip((x, y), needs_grad, strict=True)
+        ]
         values = values if distances else None
         torch.ops.fastsim_cpu.chosen_rows_backward(grad.contiguous(), values, x, y, columns, *grads)
         return grads
 
     def row_terms(self, x, y, columns, first):
         pairs = self.chosen_rows(x, y, _with_positives(columns, first), False, (0, 0))
-        # The sum is the one row chosen for each; torch.mv has other bits with other threads.
-        every = columns.new_zeros(1, len(x))
-        return pairs, self.chosen_rows(x, y.sum(0, keepdim=True), every, False, (0,))[0]
+        # Not torch.mv, whose bits depend on the number of threads. The sum is a matrix of one row,
+        # which is chosen for every row of x.
+        first_row = columns.new_zeros(1, len(x))
+        return pairs, self.chosen_rows(x, y.sum(0, keepdim=True), first_row, False, (0,))[0]
 
-    def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, wants):
+    def row_terms_backward(self, grad_pairs, grad_sums, x, y, columns, first, needs_grad):
         columns = _with_positives(columns, first)
         x, y = x.contiguous(), y.contiguous()
         grad_x, grad_y = (
             memory.empty(side.shape, side.dtype) if want else None
-            for side, want in zip((x, y), wants, strict=True)
+            for side, want in zip((x, y), needs_grad, strict=True)
         )
-        if wants[0]:
+        if needs_grad[0]:
             torch.outer(grad_sums, y.sum(0), out=grad_x)
-        if wants[1]:
+        if needs_grad[1]:
             of_all = x.new_empty(1, x.shape[1])
             torch.ops.fastsim_cpu.multiply(grad_sums[:, None], x, of_all, True, False)
             grad_y.copy_(of_all.expand(y.shape))
@@ -168,10 +174,10 @@ class Rows:
         return grad_x, grad_y
 
 
-def _through_distances(grad, sides, near, far, wants, *numbers):
+def _through_distances(grad, sides, near, far, needs_grad, *numbers):
     grads = [
         side.new_empty(side.shape) if want else None
-        for side, want in zip(sides, wants, strict=True)
+        for side, want in zip(sides, needs_grad, strict=True)
     ]
     torch.ops.fastsim_cpu.triplet_distances_backward.default(
         grad.contiguous(), *sides, near, far, *numbers, *grads
@@ -180,5 +186,5 @@ def _through_distances(grad, sides, near, far, wants, *numbers):
 
 
 def _numbers_of(x):
-    """Memory for a number of each row, in the compute type."""
-    return x.new_empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
+    """Memory for one number for each row, in the compute type."""
+    return x.new_empty(x.shape[0], dtype=compute_dtype(x))

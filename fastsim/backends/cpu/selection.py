@@ -1,4 +1,4 @@
-"""What the CPU backend chooses by its score: closest negatives, hardest pairs, the k highest."""
+"""Selections of the CPU backend: closest negatives, hardest pairs, the k highest scores."""
 
 import torch
 
@@ -11,18 +11,18 @@ from fastsim.pairs import Pairs
 
 
 class Selection:
-    """The part of `CpuBackend` that chooses pairs, by one look at each score."""
+    """The part of `CpuBackend` that selects pairs, in one pass over the scores."""
 
     def _seen_once(self, unit_x, unit_y):
-        """(blocks, workspace) of a pass that looks at each score once and leaves nothing of it."""
+        """(blocks, workspace) of a pass that needs each score once and no product with it."""
         panels = 1 if amx.parts_of(unit_y) or blas.serves(unit_y) else sizes.ONCE
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         shape = sizes.block_shape(rows, columns, False, panels)
         return blocks_within(rows, columns, *shape), Workspace(unit_y, *shape)
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, row_metrics=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
-        # Only rows whose positive lies in another block read their ceiling from here.
+        # The operator reads a ceiling only if the positive of the row is in another block.
         if ceilings is None:
             ceilings = torch.zeros(rows, dtype=unit_x.dtype, device=unit_x.device)
             if semi_hard and columns > sizes.WIDEST:
@@ -35,7 +35,7 @@ class Selection:
             panel = self.scores(unit_x, unit_y, block, workspace)
             torch.ops.fastsim_cpu.closest(
                 panel,
-                *pair_arguments(pairs, block, seen=seen),
+                *pair_arguments(pairs, block, row_metrics=row_metrics),
                 semi_hard,
                 ceilings[part],
                 values[part],

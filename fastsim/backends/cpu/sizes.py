@@ -1,25 +1,25 @@
-"""How many scores a block of the CPU backend holds, and of how many rows they are kept."""
+"""The sizes of blocks of the CPU backend, and for how many rows it keeps the scores."""
 
 from fastsim.backends.panel import panel_bytes
 
-PANEL = 4 << 20  # scores: 16 MB in float32, which a last-level cache holds
-# Scores that a forward pass leaves for the score gradients: 32 MB in float32. To read them
-# back is cheaper than to make them again, in a cache or not. So memory alone bounds them: no more
-# than other losses take at 16,384 x 384, where gradients outweigh panels.
+PANEL = 4 << 20  # scores of a panel: 16 MB in float32, which fits into a last-level cache
+# Scores that a forward pass keeps for the score gradients: 32 MB in float32. Reading them back is
+# cheaper than computing them again, even from main memory. So memory alone sets the bound: a loss
+# that keeps scores takes no more than others at 16,384 x 384, where gradients outweigh panels.
 KEPT = 8 << 20
-# The same of a sweep over prefixes, of all widths: 24 MB. Its products stay near the processor, so
-# that to make them again costs little more than fresh memory to keep them.
+# The same for all widths of a sweep over prefixes together: 24 MB. The products of a sweep stay in
+# cache, so computing them again costs little more than fresh memory to keep them.
 KEPT_IN_SWEEP = 6 << 20
-WORTH_KEEPING = 16  # to keep less than one row in so many saves less than 2 % of the products
-ONCE = 4  # by which a panel is smaller whose scores are looked at once and multiply nothing
-SWEEP = 4  # by which each panel of a sweep over prefixes, one a width, is smaller
-CHEAP = 1 << 24  # multiply-adds of a product that cost less than the calls it saves
-FEWEST_ROWS, MOST_ROWS = 120, 1008  # fewer starve the products, more gain nothing
-TILE_ROWS = 12  # rows of a panel are a multiple: whole register tiles for two threads
-PAIRED = 256  # rows and columns of a block of which the diagonal is wanted
-MOST_BAND_ROWS = 504  # in one call, where more blocks cost nothing but their products
-ALIGNED = 64  # a block's first column is a multiple of every kernel's column panel
-WIDEST = 1 << 17  # columns of a block: 120 rows of them take 63 MB
+WORTH_KEEPING = 16  # keeping fewer than 1/16 of the rows saves less than 2 % of the products
+ONCE = 4  # a panel is smaller by this factor if its scores are read once and not multiplied
+SWEEP = 4  # each panel of a sweep over prefixes, one for each width, is smaller by this factor
+CHEAP = 1 << 24  # a product of up to this many multiply-adds costs less than the calls it saves
+FEWEST_ROWS, MOST_ROWS = 120, 1008  # of a block: fewer slow the products down, more gain nothing
+TILE_ROWS = 12  # the rows of a panel are a multiple: whole register tiles for two threads
+PAIRED = 256  # rows and columns of a block of which only the diagonal is needed
+MOST_BAND_ROWS = 504  # in one call, where a further block adds no cost but its products
+ALIGNED = 64  # the first column of a block is a multiple, as of the column panels of all kernels
+WIDEST = 1 << 17  # the most columns of a block: 120 rows of them take 63 MB
 
 
 def scores_of_a_panel():
@@ -27,13 +27,16 @@ def scores_of_a_panel():
 
 
 def block_shape(rows, columns, whole_rows, panels=1, most=MOST_ROWS):
-    """(rows, columns) of a block where `panels` of its size are alive at once; most: rows."""
-    if 0 in (rows, columns):  # one rank of a group may have none
+    """(rows, columns) of a block if `panels` of its size are in memory at once.
+
+    most: the most rows.
+    """
+    if 0 in (rows, columns):  # a rank of a group may have none
         return TILE_ROWS, ALIGNED
     wide = columns if whole_rows else min(columns, WIDEST)
     tall = scores_of_a_panel() // panels // wide // TILE_ROWS * TILE_ROWS
     tall = min(most, max(FEWEST_ROWS, tall))
-    # Blocks of one height: a last one of few rows would starve its products.
+    # Blocks of equal height: a last block of few rows would slow its product down.
     even = -(-rows // -(-rows // tall))
     return min(rows, -(-even // TILE_ROWS) * TILE_ROWS), wide
 
@@ -44,24 +47,24 @@ def is_one_block(rows, columns):
 
 
 def are_two_panels(rows, columns):
-    """Whether all scores fit into two panels: what a large batch with a guide has in memory."""
+    """Whether all scores fit into two panels, the memory of a large batch with a guide."""
     return rows * columns <= 2 * scores_of_a_panel()
 
 
 def band_rows(rows, columns):
-    """Rows of a band of scores in one call: all where they are one block."""
+    """The rows of a band in one call: all rows if they are one block."""
     if is_one_block(rows, columns):
         return max(rows, 1)
     return block_shape(rows, columns, True, most=MOST_BAND_ROWS)[0]
 
 
 def rows_kept(rows, shape, most=None):
-    """Of how many rows a forward pass keeps the scores: all, or whole blocks of that shape.
+    """For how many rows a forward pass keeps the scores: for all, or for whole blocks of `shape`.
 
-    most: scores, by default KEPT.
+    most: the most scores to keep; None means KEPT.
     """
     tall, wide = shape
-    kept = (KEPT if most is None else most) // wide
-    if kept >= rows:
+    fitting = (KEPT if most is None else most) // wide
+    if fitting >= rows:
         return rows
-    return kept // tall * tall if kept * WORTH_KEEPING >= rows else 0
+    return fitting // tall * tall if fitting * WORTH_KEEPING >= rows else 0

@@ -13,20 +13,23 @@ from fastsim.backends.cpu.passes import (
 )
 from fastsim.backends.cpu.workspace import ODD, Columns
 from fastsim.backends.panel import blocks_within
+from fastsim.precision import compute_dtype
 
-# Kinds each of whose steps on the rows of panels is one operator.
-SWEPT = ("softmax", "sigmoid", "squared_error")
+SWEPT = ("softmax", "sigmoid", "squared_error")  # kinds that csrc/cpu/sweep.cpp has operators for
 
 
 class _Steps:
-    """The operators on a block of all widths (csrc/cpu/sweep.cpp), `given` what each is given."""
+    """The operators for a block of all widths (csrc/cpu/sweep.cpp).
 
-    def __init__(self, given):
-        self._given = given
+    arguments: those that all operators take between the panels and their own.
+    """
+
+    def __init__(self, arguments):
+        self._arguments = arguments
 
     def __getattr__(self, name):
         operator = getattr(torch.ops.fastsim_cpu, f"sweep_{name}")
-        return lambda panels, *rest: operator(panels, *self._given, *rest)
+        return lambda panels, *rest: operator(panels, *self._arguments, *rest)
 
 
 def _of_block(values, part):
@@ -34,19 +37,21 @@ def _of_block(values, part):
 
 
 class CpuSweep:
-    """What `Backend.sweep` returns. A panel for each width, first of the products of its own
-    columns, which become scores and their gradients row by row, of all widths.
+    """The passes that `Backend.sweep` returns.
 
-    An operator makes the products before and after it too, a part of a block at a time; on a
-    processor's matrix unit, and by a BLAS library, they are operators of their own. Panels are kept
-    where score gradients need the whole row first, and, of the first rows, where they need the
-    whole matrix: with `keep`.
+    Each width has a panel. It begins with the products of the own columns of the width; they become
+    scores, and then score gradients, row by row for all widths at once. An operator also computes
+    the products before and after it, for a part of a block at a time, in memory of its own. On a
+    matrix unit and with a BLAS library the products are operators of their own.
+    So a block has panels only with such products, or for a softmax of rows in two passes. If a
+    softmax is of rows and columns and `keep` is set, the first rows of the matrix have panels too,
+    which keep the products of forward() for score_grad().
     """
 
     def __init__(self, tile, x, y, *, whole_rows, keep):
         self.tile, self.x, self.y = tile, x, y
         self.widths = len(x.rows)
-        self.dtype = torch.promote_types(y.rows[0].dtype, torch.float32)
+        self.dtype = compute_dtype(y.rows[0])
         self.columns = None
         by_amx = amx.parts_of(y.rows[0])
         if by_amx and isinstance(y.rows[0], amx.ScaledRows):
@@ -55,15 +60,15 @@ class CpuSweep:
             self.columns = [Columns(columns, again=True) for columns in y.rows]
         top = common_top(tile)
         self.both = None if top is None else BothWays(tile, len(x), len(y), self.widths, top)
-        # Whether the scores of a block are in memory before anything becomes of them.
+        # Whether all scores of a block are in memory before an operator uses them.
         softmax = tile.kind == "softmax"
         self.whole = self.columns is not None or (softmax and self.both is None and not whole_rows)
         panels = sizes.SWEEP if self.columns is not None or softmax else 1
         self.shape = tall, wide = sizes.block_shape(len(x), len(y), whole_rows, panels=panels)
-        # Rows of a block that have panels, and whether they are those that were kept.
+        # How many rows of a block have panels; whether these hold the scores of the forward pass.
         self.rows, self.kept = tall if self.whole else 0, False
         if self.both is not None and not self.whole:
-            self.shape = max(1, len(x)), wide  # each block packs the columns again
+            self.shape = max(1, len(x)), wide  # few blocks, as each one packs the columns again
             if keep and wide == len(y):
                 most = sizes.KEPT_IN_SWEEP // self.widths
                 self.rows = sizes.rows_kept(len(x), (sizes.TILE_ROWS, wide), most)
@@ -71,8 +76,8 @@ class CpuSweep:
         self.panels = memory.empty(shape, self.dtype)
         self.ratios = [torch.stack(side.ratios) if side.ratios else None for side in (x, y)]
         zeros = [torch.stack(side.zeros) if side.zeros else None for side in (x, y)]
-        some = any(of_side is not None and of_side.any() for of_side in zeros)
-        self.zeros = zeros if some else (None, None)
+        any_zeros = any(of_side is not None and of_side.any() for of_side in zeros)
+        self.zeros = zeros if any_zeros else (None, None)
         self.row_dots, self.column_dots = (state_of(self.widths - 1, len(side)) for side in (x, y))
 
     def blocks(self):
@@ -119,7 +124,7 @@ class CpuSweep:
                 write_score_grad(self.tile, panels, pairs, block, coefficients, steps)
 
     def _panels(self, block):
-        """Those of a block, or of the rows of it that have any."""
+        """The panels of a block, or of those of its rows that have panels."""
         rows, columns = block
         tall = rows.stop - rows.start if self.whole else self.rows
         return self.panels[:, :tall, : columns.stop - columns.start]
@@ -129,13 +134,17 @@ class CpuSweep:
 
     def _fill(self, block):
         rows, columns = block
-        for of_width, panel, own in zip(
-            self.columns, self._panels(block), self.x.rows, strict=True
-        ):
-            of_width.fill(panel, own[rows], columns.start)
+        widths = zip(self.columns, self._panels(block), self.x.rows, strict=True)
+        for own_columns, panel, own_rows in widths:
+            own_columns.fill(panel, own_rows[rows], columns.start)
 
     def _steps(self, block, gradients=None, *, filled=False, whole_rows=False):
-        """gradients: of the operands' rows and columns, as many as widths or none of either."""
+        """The `_Steps` of a block.
+
+        gradients: (list, list) of memory for the gradients of the operands' rows and columns, one
+            for each width or none; None for a forward pass.
+        filled: whether the panels hold the products. whole_rows: whether the operator needs them.
+        """
         rows, columns = block
         of_sides = [
             _of_block(values, part)
@@ -155,7 +164,9 @@ class CpuSweep:
 
 
 class _Multiplied:
-    """The operators whose score gradients are added to the `Products` of all widths."""
+    """A context with the operators of a block, whose score gradients it adds to the `Products` of
+    all widths.
+    """
 
     def __init__(self, sweep, block, products, **options):
         self.sweep, self.block, self.products, self.options = sweep, block, products, options
@@ -163,16 +174,16 @@ class _Multiplied:
 
     def __enter__(self):
         sweep, (rows, columns) = self.sweep, self.block
-        wants = self.products[0].wants
+        needs_grad = self.products[0].needs_grad
         gradients = [], []
         if sweep.columns is None:
-            if wants[0]:
+            if needs_grad[0]:
                 gradients[0].extend(each.grad_x[rows] for each in self.products)
-            if wants[1]:
+            if needs_grad[1]:
                 gradients[1].extend(each.grad_y[columns] for each in self.products)
-            # The rows of a block are read to the last of its parts.
-            parts = not self.options.get("whole_rows")
-            if wants[0] and parts and self.products[0].grad_x is self.products[0].unit_x:
+            # A gradient must not overwrite rows that later parts of the block still read.
+            in_parts = not self.options.get("whole_rows")
+            if needs_grad[0] and in_parts and self.products[0].grad_x is self.products[0].unit_x:
                 self.copies = list(gradients[0])
                 gradients[0][:] = [torch.empty_like(grad) for grad in self.copies]
         self.gradients = gradients
@@ -190,5 +201,5 @@ class _Multiplied:
 
 
 def _by_width(state):
-    """The states of the widths, of one of all of them."""
+    """The states of the widths, from one state of all of them."""
     return [list(parts) for parts in zip(*state.result(), strict=True)]

@@ -1,4 +1,4 @@
-"""The full triplet loss of a batch that is not small: one product of all scores, in one call."""
+"""The full triplet loss of a large batch in one call, with one product of all scores."""
 
 import torch
 
@@ -8,23 +8,26 @@ KINDS = ("hard_triplet", "semi-hard_triplet")
 
 
 def is_large(tile, rows, columns, width):
-    """Whether a loss is a triplet loss of so many scores that products with their gradients, which
-    but for one or two in a row are alike, cost more than the calls that avoid them.
+    """Whether it is a triplet loss of more than `sizes.CHEAP` multiply-adds.
+
+    Products with score gradients then cost more than the calls that avoid them: all but one or two
+    score gradients of a row are equal.
     """
     return tile.kind in KINDS and rows * columns * width > sizes.CHEAP
 
 
 def serves(tile):
-    """Whether `full_triplet` serves one."""
+    """Whether `full_triplet` can compute this triplet loss."""
     pairs = tile.pairs
-    moved = (pairs.row_ids, pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
-    return tile.cosine and pairs.skip == "nothing" and all(value is None for value in moved)
+    options = (pairs.row_ids, pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift)
+    return tile.cosine and pairs.skip == "nothing" and all(option is None for option in options)
 
 
 def full_triplet(tile, x, y, parts, weights, weight, grad_x, grad_y, loss, totals):
     """Writes the loss, and the gradients that are not None.
 
-    parts: of bfloat16, of the products that make the scores; 0 for products of float32 numbers.
+    parts: the number of bfloat16 parts of the operands of scores; 0 for products in float32.
+    weights, weight: (N,) the weights of the rows; None means `weight` for all rows.
     """
     if parts:
         x, y = map(amx.side_by_side, (x, y))
@@ -32,7 +35,7 @@ def full_triplet(tile, x, y, parts, weights, weight, grad_x, grad_y, loss, total
         x,
         y,
         tile.pairs.positives,
-        tile.seen,
+        tile.row_metrics,
         tile.kind == "semi-hard_triplet",
         tile.margin,
         parts,

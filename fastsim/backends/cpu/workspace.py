@@ -1,46 +1,49 @@
-"""The memory of the panels of the CPU backend, and the operand of their product."""
+"""The memory for panels of the CPU backend, and the columns of their product."""
 
 import torch
 
 from fastsim.backends.cpu import amx, blas, memory
 from fastsim.backends.cpu.unmade import UnitRows
+from fastsim.precision import compute_dtype
 
 ODD = 16  # columns of padding
 
 
 def panel_memory(unit_y, tall, wide):
-    """Memory (tall, wide and some columns more) for panels of scores against unit_y.
+    """Memory (tall, wide + ODD) for panels of scores with unit_y.
 
-    Off a power of two, so that a column of the panel spreads over the cache's sets.
+    A row has some more columns, so that its length is not a power of two: a column of the panel
+    then spreads over the sets of the cache.
     """
-    compute = torch.promote_types(unit_y.dtype, torch.float32)
+    compute = compute_dtype(unit_y)
     return memory.empty((tall, wide + ODD), compute)
 
 
 def panel_in(memory, block, first=0):
-    """The panel of a block in `panel_memory` from the row `first` on."""
+    """The panel of a block in `panel_memory`, from its row `first` on."""
     rows, columns = block
     return memory[first : first + rows.stop - rows.start, : columns.stop - columns.start]
 
 
-# Rows of a block from which packing the columns again for each block costs next to nothing beside
-# its product (kPackAgain in csrc/cpu/panel.h).
+# From this many rows of a block on, packing the columns again for each block costs almost nothing
+# compared with the product (kPackAgain in csrc/cpu/panel.h).
 PACK_AGAIN = 240
 
 
 class Columns:
-    """The columns of the score product: unit_y (M, D), or `UnitRows`, which become the columns.
+    """The columns of the product of scores: the rows of unit_y (M, D), or of `UnitRows`.
 
-    again: packed for each block as they are multiplied, rather than once; the scores are the same.
+    again: whether to pack them for each block while it is multiplied, rather than once. The scores
+    are the same.
     """
 
     def __init__(self, unit_y, *, again):
         self.rows = unit_y
-        made = isinstance(unit_y, UnitRows)
+        lazy = isinstance(unit_y, UnitRows)
         tiles = amx.parts_of(unit_y) and amx.PackedColumns(unit_y)
         self.tiles = tiles if tiles and tiles.usable else None
         self.by_blas = blas.serves(unit_y)
-        self.again = made or again or self.by_blas
+        self.again = lazy or again or self.by_blas
         self.packed = None if self.tiles or self.again else self._packed()
 
     def _packed(self):
@@ -51,7 +54,7 @@ class Columns:
         return packed
 
     def fill(self, panel, rows, first, *, add=False):
-        """The scores of the rows against the columns from `first` on, or added to the panel."""
+        """Writes the scores of `rows` and the columns from `first` on, or with `add` adds them."""
         if self.tiles:
             if self.tiles.scores(rows, first, panel, add):
                 return
@@ -60,8 +63,8 @@ class Columns:
             blas.scores(rows, self.rows, first, panel, add)
             return
         if self.again:
-            made = isinstance(self.rows, UnitRows)
-            columns, inverse = self.rows.from_row(first) if made else (self.rows[first:], None)
+            lazy = isinstance(self.rows, UnitRows)
+            columns, inverse = self.rows.from_row(first) if lazy else (self.rows[first:], None)
             torch.ops.fastsim_cpu.scores(rows, columns, inverse, panel, add)
             return
         if self.packed is None:
@@ -70,10 +73,10 @@ class Columns:
 
 
 class Workspace:
-    """The columns of the score product, and the memory of the panels.
+    """The columns of the product of scores, and the memory of the panels.
 
-    It holds one panel, which all share, and that of the first `kept_rows` rows of the matrix each
-    in its place. Fresh memory for every panel would cost more in page faults than the pass over it.
+    The panels of the first `kept_rows` rows of the matrix each have their own place; the others
+    share one. Fresh memory for every panel would cost more in page faults than the pass over it.
     """
 
     def __init__(self, unit_y, tall, wide, kept_rows=0):
@@ -82,13 +85,13 @@ class Workspace:
         self.shape = tall, wide
         self.kept_rows = kept_rows
         self._kept = {}
-        self._beside = {}  # by what they are of
-        self._rows = None  # memory for rows that are made where they are looked at
+        self._beside = {}  # the workspaces of a guide and of factors, by type
+        self._rows = None  # memory for the rows of `UnitRows`
 
     def fill(self, panel, rows, part, first):
-        """The scores of a slice of the rows against the columns from `first` on."""
+        """Writes the scores of a slice of the rows and the columns from `first` on."""
         if isinstance(rows, UnitRows):
-            # Fresh memory for every block would leave holes between what is kept of each.
+            # Fresh memory for every block would leave gaps between the panels that are kept.
             if self._rows is None:
                 self._rows = panel.new_empty(self.shape[0], rows.shape[1], dtype=rows.dtype)
             self.columns.fill(panel, rows.make(part, self._rows), first)
@@ -96,7 +99,7 @@ class Workspace:
             self.columns.fill(panel, rows[part], first)
 
     def beside(self, other):
-        """The workspace of the panels of a `Guide` or of `Factors`."""
+        """The workspace for the panels of a `Guide` or of `Factors`."""
         kind = type(other)
         if kind not in self._beside:
             self._beside[kind] = Workspace(other.columns, *self.shape)
@@ -112,5 +115,5 @@ class Workspace:
             self._kept[block[0].start] = panel
 
     def kept(self, block):
-        """The panel of a block that was kept, once; else None."""
+        """The kept panel of a block, or None; returned only once."""
         return self._kept.pop(block[0].start, None)

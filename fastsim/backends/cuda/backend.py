@@ -1,9 +1,9 @@
-"""The CUDA backend: the passes of the Triton backend by hand, for NVIDIA GPUs from sm_80 on.
+"""The CUDA backend: the passes of the Triton backend in CUDA C++, for NVIDIA GPUs from sm_80 on.
 
 Panels, library products and the range of score gradients are those of
-fastsim/backends/triton/backend.py.
-The tiles are csrc/cuda's: on sm_90 bulk copies, warpgroup products and epilogues under the products
-of the next tile, elsewhere (and for float32) asynchronous copies and warp products.
+fastsim/backends/triton/backend.py. The tiles are in csrc/cuda. On sm_90 they use bulk copies and
+warpgroup products, and an epilogue runs during the products of the next tile. On other
+architectures, and for float32, they use asynchronous copies and warp products.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ LIBRARY = Path(__file__).parents[2] / "_lib" / "cuda.so"
 
 @constant_once
 def load():
-    """None once the library is loaded, else why it cannot be."""
+    """None if the library is loaded, else a sentence that says why it cannot be."""
     if not LIBRARY.exists():
         return (
             "the CUDA extension was not built; install the CUDA toolkit (nvcc) and reinstall"
@@ -60,12 +60,12 @@ class CudaBackend(TritonBackend):
     def note(self):
         return self._verified()
 
-    def serves_whole(self, tile, rows, columns, width, together, dtype):
-        """By the Triton backend's kernels for small batches, where there is Triton."""
-        if not super().serves_whole(tile, rows, columns, width, together, dtype):
+    def serves_one_call(self, tile, rows, columns, width, self_similarity, dtype):
+        """As the Triton backend, with its kernels, if Triton can be used."""
+        if not super().serves_one_call(tile, rows, columns, width, self_similarity, dtype):
             return False
-        of_batch = next(tensor for tensor in tile.pairs.tensors() if tensor is not None)
-        return not interpreting() and TritonBackend().unsupported_reason(of_batch) is None
+        tensor = next(tensor for tensor in tile.pairs.tensors() if tensor is not None)
+        return not interpreting() and TritonBackend().unsupported_reason(tensor) is None
 
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)
@@ -109,7 +109,7 @@ class CudaBackend(TritonBackend):
     def positive_scores(self, pairs, unit_x, unit_y):
         return self.paired_scores(unit_x, unit_y[pairs.positives])
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, row_metrics=None):
         return cuda_passes.closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def hardest(self, pairs, offsets, x, y):

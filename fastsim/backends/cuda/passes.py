@@ -1,7 +1,7 @@
-"""The passes of the engine over the CUDA operators: what each loss keeps, and how it is merged.
+"""The passes of the engine as CUDA operators: the state of each kind of loss, and how it is merged.
 
-Partial results are (columns of tiles, rows) and (rows of tiles, columns) float32, each tile with a
-place of its own (csrc/cuda/arguments.h), added up in one order.
+Partial results are (columns of tiles, rows) and (rows of tiles, columns) float32. Each tile has its
+own place (csrc/cuda/arguments.h), and they are added up in one order.
 """
 
 from dataclasses import fields
@@ -11,24 +11,24 @@ import torch
 from fastsim.kinds.kind import EMPTY, joined, with_partials
 from fastsim.pairs import Pairs
 from fastsim.precision import float32_products
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 PARTIALS = 128 << 20  # bytes of partial results alive
 LINE = 128  # bytes: unit rows are padded to whole lines
 HALF, TF32, FULL = "half", "tf32", "full"  # Product of csrc/cuda/arguments.h
 
-# What the kernels know of a loss: anything else that is not at its default is refused.
+# The fields that the kernels know. Any other field that is not at its default is refused.
 KNOWN = {
-    Tile: {"kind", "pairs", "scale", "bias", "margin", "normalise", "symmetric", "levels"}
-    | {"group"},  # whose ranks merge the state outside
+    TileLoss: {"kind", "pairs", "scale", "bias", "margin", "normalise", "symmetric", "levels"}
+    | {"group"},  # its ranks merge the state outside
     Pairs: {"positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"}
     | {"negative_target", "skip"}
-    | {"distinct"},  # a hint, of which they make no use
+    | {"distinct"},  # a hint that they do not use
 }
 
 
 def check_known(part, what):
-    """RuntimeError for a field of a Tile or Pairs that the kernels do not know."""
+    """RuntimeError for a field of a TileLoss or Pairs that the kernels do not know."""
     for field in fields(part):
         if field.name not in KNOWN[type(part)]:
             value = getattr(part, field.name)
@@ -63,25 +63,25 @@ def stream(tensor):
 
 
 def product(dtype):
-    """The product of scores for inputs or operands of that dtype."""
+    """The kind of product that computes scores of inputs or operands of this dtype."""
     if dtype.itemsize == 2:
         return HALF
     return FULL if float32_products("cuda") == "highest" else TF32
 
 
 def unit_rows(x, dtype):
-    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines."""
+    """(unit rows, inverse norms); operands (dtype None) are padded to whole lines."""
     rows, depth = x.shape
     unit = x.new_empty(rows, depth, dtype=dtype) if dtype else _padded(x, product(x.dtype))
     inverse = x.new_empty(rows, dtype=torch.float32)
-    # Rows of a type that was asked for are no operands: they keep all their bits.
+    # Rows in a given dtype are not operands: they keep all their bits.
     kind = product(x.dtype) if dtype is None else FULL
     operators().unit_rows(x, unit, inverse, kind, stream(x))
     return unit[:, :depth], inverse
 
 
 def operand(unit, dtype):
-    """Unit rows of the compute type as operands for inputs of `dtype`."""
+    """Unit rows in the compute type as operands for inputs of `dtype`."""
     kind = product(dtype)
     padded = _padded(unit, kind)
     operators().unit_rows(unit, padded, None, kind, stream(unit))
@@ -105,12 +105,12 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
 
 
 class Launch:
-    """The launches over one pair of unit rows."""
+    """The launches over the unit rows of x and y."""
 
     def __init__(self, pairs, unit_x, unit_y):
         self.unit_x, self.unit_y, self.pairs = unit_x, unit_y, pairs
         vectors = (None if v is None else v.contiguous() for v in pairs.tensors()[:-1])
-        self.of_pairs = (*vectors, pairs.dense, pairs.negative_target, pairs.skip)
+        self.pair_arguments = (*vectors, pairs.dense, pairs.negative_target, pairs.skip)
         self.product = product(unit_x.dtype)
         self.size = operators().tile_size()
         self.everything = slice(0, unit_x.shape[0]), slice(0, unit_y.shape[0])
@@ -118,15 +118,18 @@ class Launch:
     def __call__(self, operator, block, *arguments):
         rows, columns = block
         ends = rows.start, rows.stop, columns.start, columns.stop
-        at = stream(self.unit_x)
-        operator(self.unit_x, self.unit_y, self.product, *ends, *self.of_pairs, at, *arguments)
+        place = *ends, *self.pair_arguments, stream(self.unit_x)
+        operator(self.unit_x, self.unit_y, self.product, *place, *arguments)
 
     def tiles(self, block):
         """(rows, columns) of tiles of a block."""
         return tuple(-(-(part.stop - part.start) // self.size) for part in block)
 
     def bands(self, per_tile):
-        """Blocks of rows against all columns whose tiles leave at most PARTIALS bytes."""
+        """Yields blocks of whole rows whose tiles have at most PARTIALS bytes of partial results.
+
+        per_tile: bytes of partial results of a tile.
+        """
         rows, columns = self.everything
         tall = max(1, PARTIALS // (self.tiles(self.everything)[1] * per_tile)) * self.size
         for top in range(0, rows.stop, tall):
@@ -135,14 +138,17 @@ class Launch:
     def empty(self, *shape):
         return self.unit_x.new_empty(shape, dtype=torch.float32)
 
-    def of_rows(self, block):
+    def row_partials(self, block):
         return self.empty(self.tiles(block)[1], block[0].stop - block[0].start)
 
-    def of_columns(self, block):
+    def column_partials(self, block):
         return self.empty(self.tiles(block)[0], block[1].stop - block[1].start)
 
     def merge(self, tops, sums, scale, into=None):
-        """(tiles, n) maxima and sums of exponentials -> (n,) each; `into`: on top of those."""
+        """(tiles, n) maxima and sums of exponentials -> (n,) each.
+
+        into: None, or such a result, into which they are merged.
+        """
         top, total = into or (self.empty(tops.shape[1]) for _ in "ts")
         running = into is not None
         operators().merge(tops, sums, scale, running, top, total, stream(tops))
@@ -153,30 +159,31 @@ def forward(tile, unit_x, unit_y):
     """The state of the loss over the whole matrix."""
     check_tile(tile)
     run = Launch(tile.pairs, unit_x, unit_y)
-    kept = _FORWARDS[tile.kind](tile, run)
-    for block in run.bands(kept.per_tile):
-        kept.add(block)
-    return kept.result()
+    collector = _FORWARDS[tile.kind](tile, run)
+    for block in run.bands(collector.per_tile):
+        collector.add(block)
+    return collector.result()
 
 
 def fused_pass(tile, unit_x, unit_y, block, weights, panel):
-    """The state of a block of whole rows, and its score gradients in `panel`; `weights` of the
-    block.
+    """The state of a block of whole rows; writes its score gradients to `panel`.
+
+    weights: those of the losses of the block, or None.
     """
     check_tile(tile)
-    kept = _FORWARDS[tile.kind](tile, Launch(tile.pairs, unit_x, unit_y))
+    collector = _FORWARDS[tile.kind](tile, Launch(tile.pairs, unit_x, unit_y))
     if tile.record.elementwise:
-        kept.add(block, weights.float(), panel)
-        return kept.result()
-    kept.add(block)
-    state = kept.result()
+        collector.add(block, weights.float(), panel)
+        return collector.result()
+    collector.add(block)
+    state = collector.result()
     coefficients = tile.coefficients(state, 1.0 if weights is None else weights.double())
     score_grad(tile, unit_x, unit_y, block, coefficients, panel)
     return state
 
 
 def score_grad(tile, unit_x, unit_y, block, coefficients, panel):
-    """The score gradients of a block in `panel` from the coefficients of its rows and columns."""
+    """Writes the score gradients of a block to `panel`, from the coefficients of the block."""
     check_tile(tile)
     run = Launch(tile.pairs, unit_x, unit_y)
     coefficients = [None if c is None else c.float().contiguous() for c in coefficients]
@@ -192,10 +199,12 @@ class _SoftmaxForward:
     def add(self, block):
         tile, run = self.tile, self.run
         one, height = tile.pairs.one_positive, block[0].stop - block[0].start
-        tops, sums = run.of_rows(block), run.of_rows(block)
+        tops, sums = run.row_partials(block), run.row_partials(block)
         positive = run.empty(height) if one else None
-        targets = (None, None) if one else (run.of_rows(block), run.of_rows(block))
-        columns = (run.of_columns(block), run.of_columns(block)) if tile.symmetric else (None, None)
+        targets = (None, None) if one else (run.row_partials(block), run.row_partials(block))
+        columns = (None, None)
+        if tile.symmetric:
+            columns = run.column_partials(block), run.column_partials(block)
         forward = operators().softmax_forward
         run(forward, block, tile.scale, tile.margin, tops, sums, positive, *targets, *columns)
         state = [part.double() for part in run.merge(tops, sums, tile.scale)]
@@ -214,7 +223,7 @@ class _SoftmaxForward:
 
 
 class _LossForward:
-    """Kinds whose state is sums over each row, one for each of `parts`."""
+    """Kinds whose state is `parts` sums over each row."""
 
     def __init__(self, tile, run):
         self.tile, self.run, self.rows = tile, run, []
@@ -222,7 +231,7 @@ class _LossForward:
         self.per_tile = 4 * run.size * self.parts
 
     def add(self, block, weights=None, panel=None):
-        sums = [self.run.of_rows(block) for _ in range(self.parts)]
+        sums = [self.run.row_partials(block) for _ in range(self.parts)]
         _elementwise(self.tile, self.run, block, sums, weights, panel)
         self.rows.append([part.sum(0, dtype=torch.float64) for part in sums])
 
@@ -294,39 +303,39 @@ def paired_scores(unit_x, unit_y):
     """Scores (N,) of paired rows by the same products as the tiles, so that equal rows tie."""
     out = unit_x.new_empty(unit_x.shape[0], dtype=torch.float32)
     # Rows that were gathered have lost their padding.
-    own = operand(unit_y, unit_y.dtype)
-    operators().diagonal(unit_x, own, product(unit_x.dtype), out, stream(unit_x))
+    padded = operand(unit_y, unit_y.dtype)
+    operators().diagonal(unit_x, padded, product(unit_x.dtype), out, stream(unit_x))
     return out
 
 
 def check_closest(pairs):
-    """RuntimeError for pairs among which the kernels find no closest negative."""
+    """RuntimeError for pairs that the kernels of the closest negative do not support."""
     check_known(pairs, "the closest negative")
     if pairs.positives is None or pairs.row_groups is not None:
         refuse("its closest negatives need positives, and take no groups")
 
 
 def closest(pairs, semi_hard, unit_x, unit_y, ceilings):
-    """Column (N,) of each row's closest negative, -1 where it has none."""
+    """The column (N,) of each row's closest negative, -1 if it has none."""
     check_closest(pairs)
     run = Launch(pairs, unit_x, unit_y)
     ceiling = None
     if semi_hard:
         ceiling = paired_scores(unit_x, unit_y[pairs.positives]) if ceilings is None else ceilings
-    found = []
+    chosen = []
     for block in run.bands(8 * run.size):
-        top = run.of_rows(block)
+        top = run.row_partials(block)
         column = torch.empty_like(top, dtype=torch.int32)
         limit = None if ceiling is None else ceiling[block[0]]
         run(operators().closest, block, limit, top, column)
         best = top.amax(0)
         first = torch.where(top == best, column, torch.iinfo(torch.int32).max).amin(0)
-        found.append(torch.where(best > EMPTY, first, -1).long())
-    return torch.cat(found)
+        chosen.append(torch.where(best > EMPTY, first, -1).long())
+    return torch.cat(chosen)
 
 
 def running_sums(logits):
-    """Running log-sum-exps (2, M), float64: of the logits forward, of their negatives backward."""
+    """Running log-sum-exps (2, M), float64: of logits (M,) forward, of their negatives backward."""
     scratch = logits.new_empty(2, operators().scan_parts(len(logits)), 2, dtype=torch.float64)
     out = logits.new_empty(2, len(logits), dtype=torch.float64)
     operators().scan(logits, scratch, out, stream(logits))

@@ -1,10 +1,10 @@
-"""The backend in plain torch: library products, one panel of scores alive, on any device.
+"""The backend in plain torch: library products and torch operations, on any device.
 
-It serves what no kernel of ours does: GPUs on which none has been verified, other accelerators,
-a CPU without a compiler. A panel is written by a library product, reduced and turned into score
-gradients in place by torch operations (epilogues/), and multiplied again. 16-bit inputs become
-float16 unit rows where the device multiplies those into float32 scores, else float32 rows. Nothing
-waits for the device.
+It is for GPUs on which no kernel of ours has been verified, for other accelerators, and for a CPU
+without a compiler. One panel of scores is alive at a time: a library product writes the scores,
+torch operations (epilogues/) reduce them and turn them into score gradients in place, and library
+products multiply these by the rows. 16-bit inputs become float16 unit rows if the device multiplies
+such rows into float32 scores, else float32 rows. Nothing waits for the device.
 """
 
 from dataclasses import replace
@@ -19,12 +19,13 @@ from fastsim.backends.panel import blocks_within
 from fastsim.backends.torch import cosent, max_sim, panels, rows, selection, steps
 from fastsim.backends.torch.block import Block
 from fastsim.backends.torch.epilogues import EPILOGUES
-from fastsim.backends.torch.observe import observe
+from fastsim.backends.torch.row_metrics import add_row_metrics
 from fastsim.backends.torch.small_batch import SmallBatch
 from fastsim.backends.torch.states import States
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.kinds import LATE_INTERACTION, SELECTIONS
 from fastsim.pairs import part_of
+from fastsim.precision import compute_dtype
 
 
 class TorchBackend(SmallBatch, Backend):
@@ -32,7 +33,7 @@ class TorchBackend(SmallBatch, Backend):
 
     name = "torch"
     extras = frozenset(EXTRAS)
-    observes = True
+    records_metrics = True
 
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)
@@ -51,21 +52,21 @@ class TorchBackend(SmallBatch, Backend):
 
     def loss_scale(self, tile, weights, dtype, columns, coefficients=None):
         half = isinstance(tile.scale, torch.Tensor) and self._half(tile.scale.device, dtype)
-        given = tile, weights, dtype, columns, coefficients
-        return TritonBackend.loss_scale(self, *given) if half else None
+        arguments = tile, weights, dtype, columns, coefficients
+        return TritonBackend.loss_scale(self, *arguments) if half else None
 
     @staticmethod
-    def _half(where, dtype):
-        return dtype.itemsize == 2 and panels.half_products(where)
+    def _half(device, dtype):
+        return dtype.itemsize == 2 and panels.half_products(device)
 
     def unit_rows(self, x, dtype=None):
         if dtype is None:
             half = self._half(x.device, x.dtype)
-            dtype = torch.float16 if half else torch.promote_types(x.dtype, torch.float32)
+            dtype = torch.float16 if half else compute_dtype(x)
         return rows.unit_rows(x, dtype)
 
     def dots_of_16_bits(self, x):
-        """Whether the products of rows that are no unit rows are of 16-bit operands."""
+        """Whether dot products of the rows x are computed from 16-bit operands."""
         return self._half(x.device, x.dtype) and panels.half_products(x.device, x.dtype)
 
     def dot_rows(self, x):
@@ -103,51 +104,54 @@ class TorchBackend(SmallBatch, Backend):
         return panel
 
     def block(self, pairs, unit_x, unit_y, place, workspace, scale=None):
-        """A `Block` with its scores, and those of the guide; scale: of logits with a bias."""
+        """The `Block` of the slices `place`, with its scores and those of the guide.
+
+        scale: the scale of the logits, needed if the columns have a bias.
+        """
         guide, guided = pairs.guide, None
         if guide is not None:
             guided = self.scores(guide.rows, guide.columns, place, workspace.beside(guide))
         panel = self.scores(unit_x, unit_y, place, workspace)
         biased = pairs.column_bias is not None
         bias = pairs.score_bias(place[1], scale) if biased else None
-        found = Block.of(pairs, place, panel, unit_y.shape[0], guided, bias)
+        block = Block.of(pairs, place, panel, unit_y.shape[0], guided, bias)
         if pairs.factors is not None:
             beside = workspace.beside(pairs.factors)
-            found.dense = self.scores(pairs.factors.rows, pairs.factors.columns, place, beside)
+            block.dense = self.scores(pairs.factors.rows, pairs.factors.columns, place, beside)
         if pairs.row_shift is not None:
-            found.panel.sub_(pairs.row_shift[place[0], None])
-        return found
+            block.panel.sub_(pairs.row_shift[place[0], None])
+        return block
 
     def _block(self, tile, unit_x, unit_y, place, workspace):
-        """The block of a tile's pairs, with what the tile holds of each row."""
-        found = self.block(tile.pairs, unit_x, unit_y, place, workspace, tile.scale)
+        """The `Block` of the pairs of a tile, with its weights of positives."""
+        block = self.block(tile.pairs, unit_x, unit_y, place, workspace, tile.scale)
         if tile.positive_weights is not None:
-            found.positive_weights = part_of(tile.positive_weights, place[0])
-        return found
+            block.positive_weights = part_of(tile.positive_weights, place[0])
+        return block
 
     # ---- passes ----
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         columns = unit_y.shape[0]
         if sums is None and tile.whole_rows and not self.whole_rows_fit(columns, unit_x.device):
-            # The sums over whole rows come first, then the terms that want them.
+            # First the sums over whole rows, then the terms that need them.
             count = sum(part.size for part in tile.parts if not part.needs_row)
-            sums = self._reduced(replace(tile, seen=None), unit_x, unit_y, None)[:count]
+            sums = self._reduced(replace(tile, row_metrics=None), unit_x, unit_y, None)[:count]
         return self._reduced(tile, unit_x, unit_y, sums)
 
     def _reduced(self, tile, unit_x, unit_y, sums):
-        rows, columns, where = unit_x.shape[0], unit_y.shape[0], unit_x.device
+        rows, columns, device = unit_x.shape[0], unit_y.shape[0], unit_x.device
         states, workspace = States(tile, sums), panels.Workspace()
-        for place in self.blocks(rows, columns, where, lower=tile.pairs.each_once):
+        for place in self.blocks(rows, columns, device, lower=tile.pairs.each_once):
             block = self._block(tile, unit_x, unit_y, place, workspace)
-            _observed(tile, block, place)
-            of_rows = None if sums is None else [part[place[0]] for part in sums]
-            states.add(steps.forward(tile, block, of_rows), place)
+            _add_row_metrics(tile, block, place)
+            block_sums = None if sums is None else [part[place[0]] for part in sums]
+            states.add(steps.forward(tile, block, block_sums), place)
         return states.result()
 
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         whole = self._block(tile, unit_x, unit_y, block, workspace)
-        _observed(tile, whole, block)
+        _add_row_metrics(tile, whole, block)
         if weights is not None and weights.ndim:
             weights = part_of(weights, block[0])
         out = workspace.operand(whole.panel, unit_x.dtype)
@@ -162,7 +166,7 @@ class TorchBackend(SmallBatch, Backend):
     def paired_scores(self, unit_x, unit_y):
         workspace, parts = panels.Workspace(), []
         unit_x, unit_y = scored(unit_x)[0], scored(unit_y)[0]
-        square = 128 if unit_x.device.type == "cpu" else 1024  # of a GPU, so that products are few
+        square = 128 if unit_x.device.type == "cpu" else 1024  # a GPU: few products
         for x, y in zip(unit_x.split(square), unit_y.split(square), strict=True):
             panel = workspace.panel(x, y)
             panels.multiply(x, y.t(), panel)
@@ -171,8 +175,8 @@ class TorchBackend(SmallBatch, Backend):
 
     # ---- selection and lists ----
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
-        return selection.closest(self, pairs, semi_hard, unit_x, unit_y, ceilings, seen)
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, row_metrics=None):
+        return selection.closest(self, pairs, semi_hard, unit_x, unit_y, ceilings, row_metrics)
 
     def hardest(self, pairs, offsets, x, y):
         return selection.hardest(self, pairs, offsets, x, y)
@@ -180,8 +184,8 @@ class TorchBackend(SmallBatch, Backend):
     def max_sim(self, x, y, cosine, own, scores, places):
         max_sim.max_sim(self, x, y, cosine, own, scores, places)
 
-    def max_sim_backward(self, grad, places, x, y, cosine, own, wants):
-        return max_sim.max_sim_backward(self, grad, places, x, y, cosine, own, wants)
+    def max_sim_backward(self, grad, places, x, y, cosine, own, needs_grad):
+        return max_sim.max_sim_backward(self, grad, places, x, y, cosine, own, needs_grad)
 
     def top_k(self, queries, corpus, k):
         return selection.top_k(self, queries, corpus, k)
@@ -190,6 +194,6 @@ class TorchBackend(SmallBatch, Backend):
         return cosent.cosent(scores, labels, scale, want_score_grad)
 
 
-def _observed(tile, block, place):
-    if tile.seen is not None:
-        observe(block, tile.seen[place[0]])
+def _add_row_metrics(tile, block, place):
+    if tile.row_metrics is not None:
+        add_row_metrics(block, tile.row_metrics[place[0]])

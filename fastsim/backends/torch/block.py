@@ -1,4 +1,4 @@
-"""A block of the score matrix: which of its pairs take part, and their targets, in torch."""
+"""A block of the score matrix in torch: its scores, targets, and pairs that are left out."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,24 @@ from torch import Tensor
 from fastsim.kinds.kind import EMPTY
 from fastsim.ties import highest_equal, size_of_rows
 
-# A pair that takes no part: far below every score, finite so that 0 * s stays 0. A maximum is
-# held above it, at LOWEST, so that its exponential is exactly 0 even where nothing takes part.
+# The score of a pair that is left out: far below every score, but finite, so that 0 * s stays 0.
+# Maxima are at least LOWEST, so that its exponential is exactly 0 even if all pairs are left out.
 LEFT_OUT, LOWEST = EMPTY, 0.1 * EMPTY
 
 
 @dataclass
 class Block:
-    """The pairs of R rows with C columns, and the panel (R, C) of their scores.
+    """The pairs of R rows with C columns, and their scores.
 
-    positives: (R,) columns of the panel, some of them outside unless `whole`: the block has all
-    columns. Ids, groups (R,) and (C,), `dense` (R, C) and `thresholds` (R,) are those of
-    `fastsim.pairs.Pairs`; `guided` (R, C) are the guide's scores with thresholds of their own.
-    bias: (C,) what is added to the scores of pairs that take part, or None.
-    positive_weights: (R,) those of `fastsim.tile.Tile`, or None.
-    first: row r of the panel is column r + first of it.
+    panel: (R, C) the scores.
+    positives: (R,) the column of each row's positive in the panel; it may lie outside.
+    row_ids, column_ids, row_groups, column_groups, dense, thresholds: (R,), (C,), (R, C) and (R,)
+        as in `fastsim.pairs.Pairs`.
+    guided, guide_thresholds: (R, C) the scores of the guide, (R,) the thresholds for them.
+    bias: (C,) added to the scores of pairs that are not left out, or None.
+    first: row r of the panel meets the diagonal of the matrix in column r + first of the panel.
+    whole: whether the block has all columns; then every positive is inside.
+    positive_weights: (R,) as in `fastsim.tile_loss.TileLoss`, or None.
     """
 
     panel: Tensor
@@ -46,7 +49,7 @@ class Block:
 
     @classmethod
     def of(cls, pairs, place, panel, columns, guided=None, bias=None):
-        """The block of two slices, of a matrix with so many columns."""
+        """The block of two slices `place` of a matrix with this many columns."""
         rows, across = place
         positives, *others = pairs.block(rows, across)
         guide_thresholds = None if guided is None else pairs.guide.thresholds[rows]
@@ -79,20 +82,20 @@ class Block:
 
     @property
     def columns(self):
-        """(R, 1) the columns of the positives in the panel, clamped where they are outside."""
+        """(R, 1) the columns of the positives, clamped to the panel."""
         columns = self.positives[:, None]
         return columns if self.whole else columns.clamp(0, self.panel.shape[1] - 1)
 
     @property
     def inside(self):
-        """(R, 1) bool: whose positive is in the panel; None for all."""
+        """(R, 1) bool: whether the row's positive is in the panel; None if all are."""
         if self.whole:
             return None
         columns = self.positives[:, None]
         return (columns >= 0) & (columns < self.panel.shape[1])
 
     def at_positives(self):
-        """(R, 1) the panel's values at the positives, 0 where they are outside."""
+        """(R, 1) the panel's values at the positives, 0 if they are outside."""
         values = self.panel.gather(1, self.columns)
         return values if self.whole else torch.where(self.inside, values, 0.0)
 
@@ -110,17 +113,17 @@ class Block:
             held = matrix.gather(1, self.columns)
             matrix.scatter_(1, self.columns, torch.where(self.inside, value, held))
 
-    # ---- pairs that take no part ----
+    # ---- pairs that are left out ----
 
     def leave_out(self):
-        """Decides which pairs take no part. Their scores become LEFT_OUT."""
+        """Finds the pairs that are left out and sets their scores to LEFT_OUT."""
         self.mask = None
         for mask in self._masks():
             self.mask = mask if self.mask is None else self.mask.logical_or_(mask)
         self.fill(self.panel, LEFT_OUT)
 
     def _masks(self):
-        """(R, C) bool matrices of pairs that take no part, but for those of the diagonal."""
+        """(R, C) bool matrices of the pairs that are left out, without those of the diagonal."""
         panel = self.panel
         masks = self._masks_by_index()
         if self.row_ids is not None:
@@ -146,17 +149,17 @@ class Block:
         return [torch.arange(columns, device=self.panel.device) <= row[:, None]]
 
     def _thresholds(self):
-        """(R, 1) the highest score that takes part."""
-        # Of this very panel where they can be: a copy of the positive ties with it.
+        """(R, 1) the highest score that is not left out."""
+        # From this panel if the positive is in it, so that a copy of the positive ties with it.
         size = size_of_rows(self.panel)
-        own = highest_equal(self.panel.gather(1, self.columns) + self.exclude_above, size)
+        from_panel = highest_equal(self.panel.gather(1, self.columns) + self.exclude_above, size)
         if self.whole:
-            return own
-        others = highest_equal(self.thresholds[:, None], size)
-        return torch.where(self.inside, own, others)
+            return from_panel
+        otherwise = highest_equal(self.thresholds[:, None], size)
+        return torch.where(self.inside, from_panel, otherwise)
 
     def fill(self, matrix, value):
-        """Sets a matrix of the panel's shape to a number where pairs take no part."""
+        """Sets a matrix of the panel's shape to a number at the pairs that are left out."""
         if self.diagonal:
             matrix.diagonal(self.first).fill_(value)
         if self.mask is not None:
@@ -166,14 +169,14 @@ class Block:
 
     @property
     def same(self):
-        """(R, C) bool: pairs of one group that take part."""
+        """(R, C) bool: pairs of one group that are not left out."""
         if self._same is None:
             self._same = self.row_groups[:, None] == self.column_groups
             self.fill(self._same, False)
         return self._same
 
     def targets(self):
-        """(R, C) targets in the panel's type, 0 for pairs that take no part; a fresh matrix."""
+        """(R, C) targets in the panel's type, 0 for pairs left out; always a new matrix."""
         if self.dense is not None:
             targets = self.dense.to(self.panel.dtype, copy=True)
         elif self.row_groups is not None:
@@ -189,9 +192,9 @@ class Block:
 
 
 class FusibleBlock(Block):
-    """The same by comparing the index of each pair, which a compiler fuses into what follows.
+    """A block that compares the index of each pair, which a compiler fuses with what follows.
 
-    It looks at sizes nowhere, so that one compilation serves all of them.
+    It does not look at sizes, so that one compilation serves all of them.
     """
 
     @property
@@ -208,5 +211,5 @@ class FusibleBlock(Block):
         self.diagonal = False
         if self.skip == "nothing":
             return []
-        own = torch.arange(self.panel.shape[0], device=self.panel.device)[:, None] + self.first
-        return [self._column == own if self.skip == "diagonal" else self._column <= own]
+        row = torch.arange(self.panel.shape[0], device=self.panel.device)[:, None] + self.first
+        return [self._column == row if self.skip == "diagonal" else self._column <= row]

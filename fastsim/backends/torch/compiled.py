@@ -1,9 +1,9 @@
-"""The steps between the products through torch.compile.
+"""The steps between the products, through torch.compile.
 
-A panel is then read or written a few times, where single operations do so ten times. That is done
-on GPUs with Triton, of panels so large that the seconds of a compilation come back.
-FASTSIM_COMPILE=0 turns it off; FASTSIM_COMPILE=1 asks for it for every panel, on a CPU too. What
-does not compile is done by single operations from then on, which is said once.
+A compiled step reads or writes the panel a few times, single operations ten times. Steps are
+compiled on GPUs with Triton, for panels large enough to repay the seconds of a compilation.
+FASTSIM_COMPILE=0 turns this off; FASTSIM_COMPILE=1 compiles for every panel, on a CPU too. A step
+that does not compile runs as single operations from then on, with one warning.
 
 One compilation serves every shape and every number: sizes are symbols, numbers are tensors.
 """
@@ -19,50 +19,52 @@ from fastsim.backends.torch import panels
 from fastsim.backends.torch.block import FusibleBlock
 from fastsim.backends.triton import installed
 from fastsim.operators import traced
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 VARIABLE = "FASTSIM_COMPILE"
 DEVICES = ("cuda", "xpu")
 COMPILER = "inductor"
 
-# The fields of a block and of a tile that the compiled function is given; others it is made for.
+# The fields of a block that are arguments of the compiled function.
 TENSORS = (
     *("positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"),
     *("thresholds", "guided", "guide_thresholds", "bias", "positive_weights"),
 )
-OFTEN_ZERO = ("margin", "hardness")  # which saves the work that they would be
+# What it is compiled for: whether these numbers of a tile are 0, which saves work, and its flags.
+OFTEN_ZERO = ("margin", "hardness")
 FLAGS = ("symmetric", "normalise")
 
-_functions = {}  # what is compiled -> the function, or None where it does not compile
-_told = set()
+_functions = {}  # `_key` -> the compiled function, or None if it does not compile
+_told = set()  # the devices that have been warned about
 
 
-def attempt(step, tile, block, given=(), out=None):
-    """The result of step(tile, block, given), compiled; None where that is not to be, or fails.
+def attempt(step, tile, block, inputs=(), out=None):
+    """The result of step(tile, block, inputs), compiled; None if it is not compiled or fails.
 
-    The panel keeps its scores. out: where what the step makes of them goes, which may be the panel.
+    out: receives the panel as the step leaves it; may be the panel itself. Otherwise, and if it
+        fails, the panel keeps its scores.
     """
-    if not _wanted(block):
+    if not _compiles(block):
         return None
-    key = _key(step, tile, block, given, out)
+    key = _key(step, tile, block, inputs, out)
     first = key not in _functions
     if first:
         _functions[key] = _compile(step, tile, block, out)
     function = _functions[key]
     if function is None:
         return None
-    arguments = _arguments(tile, block, given, out)
-    # Whether autograd records is a part of what a compilation depends on.
+    arguments = _arguments(tile, block, inputs, out)
+    # A compilation depends on whether autograd records.
     with torch.no_grad():
         call = _first_call if first else _later_call
         return call(key, function, arguments, block)
 
 
 def _later_call(key, function, arguments, block):
-    """A call that compiles only where a setting of torch, or a layout of memory, is a new one.
+    """A call that compiles again only if a setting of torch or a layout of memory is new.
 
-    Such a compilation may take sizes that happen to be equal for equal, and is then done once more
-    for others: to patch the compiler's setting at every call would take tens of microseconds.
+    Such a compilation may assume that sizes which happen to be equal always are, and is then done
+    once more for others: to patch the compiler's setting takes tens of microseconds a call.
     """
     try:
         return function(*arguments)
@@ -70,21 +72,21 @@ def _later_call(key, function, arguments, block):
         compiler = torch._dynamo.exc
         if not isinstance(error, (compiler.TorchDynamoException, compiler.FailOnRecompileLimitHit)):
             raise
-        # Too many of these, which is known before anything has run.
+        # Too many compilations; this is raised before anything has run.
         _functions[key] = None
-        _tell(block.panel.device, error)
+        _warn_once(block.panel.device, error)
         return None
 
 
 def _first_call(key, function, arguments, block):
-    """The call that compiles, with what it takes to go on if that fails; None then."""
+    """The call that compiles. If that fails, it restores the scores and returns None."""
     from torch.fx.experimental import _config
 
     scores = block.panel.clone()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler's own code
-            # Else sizes that happen to be equal would have to be equal ever after.
+            warnings.simplefilter("ignore")  # about the compiler's own code
+            # Otherwise sizes that happen to be equal now would have to be equal in every call.
             with _config.patch(use_duck_shape=False):
                 return function(*arguments)
     except torch.OutOfMemoryError:
@@ -92,11 +94,11 @@ def _first_call(key, function, arguments, block):
     except Exception as error:  # whatever a compiler may raise
         _functions[key] = None
         block.panel.copy_(scores)
-        _tell(block.panel.device, error)
+        _warn_once(block.panel.device, error)
         return None
 
 
-def _tell(device, error):
+def _warn_once(device, error):
     if device not in _told:
         _told.add(device)
         reason = " ".join(str(error).split())[:200]
@@ -107,39 +109,39 @@ def _tell(device, error):
         )
 
 
-# ---- where ----
+# ---- when a step is compiled ----
 
 
 def wanted(device, scores):
-    """Whether panels of so many scores go through torch.compile on a device."""
-    asked = os.environ.get(VARIABLE) or "auto"
-    if asked not in ("auto", "0", "1"):
-        raise ValueError(f"{VARIABLE}: wanted 0, 1 or auto, got {asked!r}")
-    if asked == "1":
+    """Whether steps on panels of this many scores are compiled on a device."""
+    setting = os.environ.get(VARIABLE) or "auto"
+    if setting not in ("auto", "0", "1"):
+        raise ValueError(f"{VARIABLE}: wanted 0, 1 or auto, got {setting!r}")
+    if setting == "1":
         return device.type in ("cpu", *DEVICES)
     large = device.type in DEVICES and scores > panels.small_scores(device)
-    return asked == "auto" and large and installed.FOUND
+    return setting == "auto" and large and installed.FOUND
 
 
-def _wanted(block):
+def _compiles(block):
     panel = block.panel
-    # A size of 1 would be compiled as that very size.
+    # torch.compile treats a size of 1 as a constant.
     if min(panel.shape) < 2 or not wanted(panel.device, panel.numel()):
         return False
     return not (_capturing(panel) or traced())
 
 
 def _capturing(panel):
-    """Whether a CUDA graph is being recorded, during which nothing can be compiled."""
+    """Whether a CUDA graph is being recorded; nothing can be compiled meanwhile."""
     return panel.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-# ---- what ----
+# ---- what is compiled ----
 
 
-def _key(step, tile, block, given, out):
-    """All that the function depends on but for sizes and numbers."""
-    tensors = *(getattr(block, name) for name in TENSORS), *given
+def _key(step, tile, block, inputs, out):
+    """Everything that the compiled function depends on, except sizes and numbers."""
+    tensors = *(getattr(block, name) for name in TENSORS), *inputs
     return (
         step,
         tile.kind,
@@ -152,7 +154,7 @@ def _key(step, tile, block, given, out):
     )
 
 
-def _arguments(tile, block, given, out):
+def _arguments(tile, block, inputs, out):
     panel = block.panel
     number = functools.partial(_number, dtype=panel.dtype, device=panel.device)
     return (
@@ -163,12 +165,12 @@ def _arguments(tile, block, given, out):
         tile.levels,
         *(number(getattr(tile, name)) for name in tile.record.parameters),
         *(_unrelated(getattr(block, name)) for name in TENSORS),
-        *given,
+        *inputs,
     )
 
 
 def _unrelated(tensor):
-    """The tensor as no view: torch.compile would ask whether two views are of one tensor."""
+    """The tensor, not as a view: torch.compile checks whether two views share one tensor."""
     return None if tensor is None else tensor.data
 
 
@@ -190,10 +192,10 @@ def _compile(step, tile, block, out):
     def function(panel, out, first, exclude_above, levels, *tensors):
         numbers = dict(zip(parameters, tensors[: len(parameters)], strict=True)) | zero
         tensors = tensors[len(parameters) :]
-        given = tensors[len(TENSORS) :]
+        inputs = tensors[len(TENSORS) :]
         parts = dict(zip(TENSORS, tensors[: len(TENSORS)], strict=True))
         block = FusibleBlock(
-            panel.clone(),  # so that the scores are kept, or written over at the very end
+            panel.clone(),  # so that the scores stay, or are overwritten only at the end
             **parts,
             first=first,
             whole=whole,
@@ -201,24 +203,24 @@ def _compile(step, tile, block, out):
             exclude_above=exclude_above,
             negative_target=negative_target,
         )
-        tile = Tile(kind, None, levels=levels, **numbers, **flags)
-        result = step(tile, block, given)
+        tile = TileLoss(kind, None, levels=levels, **numbers, **flags)
+        result = step(tile, block, inputs)
         if writes:
             (panel if out is None else out).copy_(block.panel)
         return result
 
-    # torch.compile counts what it has compiled by code object, and gives up after a few.
-    own = function.__code__.replace(co_name=f"{step.__name__.strip('_')}_of_{kind}")
-    made = types.FunctionType(own, globals(), None, None, function.__closure__)
+    # torch.compile counts compilations by code object, and gives up after a few: each has its own.
+    code = function.__code__.replace(co_name=f"{step.__name__.strip('_')}_of_{kind}")
+    renamed = types.FunctionType(code, globals(), None, None, function.__closure__)
     return torch.compile(
-        made, dynamic=True, fullgraph=True, backend=COMPILER, options=_options(COMPILER)
+        renamed, dynamic=True, fullgraph=True, backend=COMPILER, options=_options(COMPILER)
     )
 
 
 def _options(compiler):
-    """Those by which another process writes the same code; None where there are none.
+    """The options that make every process generate the same code; None if there are none.
 
-    Else the compiler takes the fastest of several ways to add up, as it has timed them.
+    Without them the compiler times several ways to add up, and takes the fastest.
     """
     if compiler != "inductor":
         return None

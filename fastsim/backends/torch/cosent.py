@@ -5,26 +5,26 @@ import torch
 from fastsim.backends import lists
 from fastsim.precision import wide_dtype
 
-LENGTH = 1024  # of a piece, which is scanned by itself
-LARGEST = 300.0  # logits whose exponentials, and the products of two, double precision holds
+LENGTH = 1024  # of a piece; each piece is scanned separately
+LARGEST = 300.0  # logit up to which the product of two exponentials is in the range of float64
 
 
 def cosent(scores, labels, scale, want_score_grad):
     """`Backend.cosent`."""
-    found = lists.cosent(running_sums, scores, labels, scale, want_score_grad)
+    from_logs = lists.cosent(running_sums, scores, labels, scale, want_score_grad)
     if scores.dtype != torch.float64:
-        return found
-    # Logarithms of sums as large as the logits have lost digits that double precision is to keep.
+        return from_logs
+    # Logarithms as large as the logits have too few digits for float64.
     size = (scores * scale).abs().amax()
-    sums = _sums(scores, labels, scale)
+    from_sums = _from_sums(scores, labels, scale)
     return tuple(
         logs if logs is None else torch.where(size <= LARGEST, exact, logs)
-        for exact, logs in zip(sums, found, strict=True)
+        for exact, logs in zip(from_sums, from_logs, strict=True)
     )
 
 
-def _sums(scores, labels, scale):
-    """(loss (), dL/dscore (M,)) from the exponentials themselves: see `lists.cosent`."""
+def _from_sums(scores, labels, scale):
+    """(loss (), dL/dscore (M,)) from sums of exponentials; the formulas are in `lists.cosent`."""
     order, begin, end = lists.runs(labels)
     logits = (scores * scale)[order]
     up, down = logits.exp(), (-logits).exp()
@@ -38,7 +38,7 @@ def _sums(scores, labels, scale):
 
 
 def running_sums(logits):
-    """Running log-sum-exps (2, M) of logits (M,): forward, and of the negatives backward."""
+    """Running log-sum-exps (2, M): of logits (M,) forward, of their negatives backward."""
     wide = logits.to(wide_dtype(logits.device))
     both = torch.stack([wide, (-wide).flip(0)])
     forward, backward = _scan(both, torch.logcumsumexp, torch.logaddexp)
@@ -46,13 +46,14 @@ def running_sums(logits):
 
 
 def _scan(values, accumulate, add):
-    """`accumulate` along the rows of values (R, M), in pieces whose ends are scanned in turn.
+    """`accumulate` along the rows of values (R, M), in pieces.
 
-    In one piece a GPU would add it up in an order that differs from run to run.
+    The last values of the pieces are scanned in the same way and added to the pieces behind. In
+    one piece, a GPU would add in an order that differs from run to run.
     """
     rows, count = values.shape
     pieces = -(-count // LENGTH)
-    padded = values.new_zeros(rows, pieces * LENGTH)  # what follows the last value changes none
+    padded = values.new_zeros(rows, pieces * LENGTH)  # zeros change no value before them
     padded[:, :count] = values
     scanned = accumulate(padded.view(rows, pieces, LENGTH), 2)
     if pieces > 1:

@@ -1,23 +1,25 @@
-"""MaxSim in plain torch: one panel of products of tokens at a time, on any device."""
+"""MaxSim in plain torch: one panel of token scores at a time, on any device."""
 
 import torch
 
 from fastsim.backends.bands import numbers_of_a_band
 from fastsim.backends.rows import add_rows
 from fastsim.backends.torch import panels
+from fastsim.precision import compute_dtype
 from fastsim.tokens import Tokens, chosen
 
-GATHERED = 1 << 19  # numbers of the rows that the backward pass gathers at a time on a CPU
+GATHERED = 1 << 19  # numbers that the backward pass gathers at a time on a CPU
 
 
 def max_sim(backend, x, y, cosine, own, scores, places):
     """`Backend.max_sim`."""
     left, right = (_operand(backend, side.cleared(), cosine) for side in (x, y))
     values = x.rows.new_empty(x.rows.shape[0], scores.shape[1], dtype=scores.dtype)
-    for rows, documents, best, found in (_of_own if own else _of_all)(x, y, left, right):
+    panels_of = _own_documents if own else _all_documents
+    for rows, documents, best, argmax in panels_of(x, y, left, right):
         values[rows, documents] = best
         if places is not None:
-            places[documents, rows] = found.t().to(places.dtype)
+            places[documents, rows] = argmax.t().to(places.dtype)
     if x.mask is not None:
         values.masked_fill_(~x.mask[:, None], 0.0)
         if places is not None:
@@ -25,9 +27,11 @@ def max_sim(backend, x, y, cosine, own, scores, places):
     scores.copy_(x.sums(values))
 
 
-def _of_all(x, y, left, right):
-    """(rows, documents, the scores (R, K) of the tokens chosen of these documents, their places) of
-    each panel, where every query meets all.
+def _all_documents(x, y, left, right):
+    """Yields (rows, documents, best, argmax) of each panel, if every query meets all documents.
+
+    best, argmax: (R, K) for each query token and document, the score of the token that is chosen,
+        and its place in the document.
     """
     workspace = panels.Workspace()
     for rows, columns, documents in _blocks(x, y):
@@ -36,18 +40,18 @@ def _of_all(x, y, left, right):
         mask = None if y.mask is None else y.mask[columns]
         count = documents.stop - documents.start
         block = Tokens(right[columns], count, y.length, y.offsets, mask)
-        found = block.largest(panel)
-        yield rows, documents, chosen(panel, found, block.starts()[:-1]), found
+        argmax = block.largest(panel)
+        yield rows, documents, chosen(panel, argmax, block.starts()[:-1]), argmax
 
 
-def _of_own(x, y, left, right):
-    """As `_of_all`, where each query has documents of its own: as many queries as fill a panel."""
+def _own_documents(x, y, left, right):
+    """As `_all_documents`, if each query has its own documents: as many queries as fill a panel."""
     each, long = y.count // x.count, x.length
     wide = each * y.length
     workspace = panels.Workspace()
-    together = max(1, panels.panel_scores(left.device) // max(1, long * wide))
-    for first in range(0, x.count, together):
-        last = min(x.count, first + together)
+    queries = max(1, panels.panel_scores(left.device) // max(1, long * wide))
+    for first in range(0, x.count, queries):
+        last = min(x.count, first + queries)
         rows, columns = slice(first * long, last * long), slice(first * wide, last * wide)
         ours, theirs = (
             part.reshape(last - first, -1, part.shape[1]) for part in (left[rows], right[columns])
@@ -58,13 +62,13 @@ def _of_own(x, y, left, right):
         mask = None if y.mask is None else y.mask[columns].view(-1, 1, each, y.length)
         if mask is not None:
             panel.masked_fill_(~mask, -torch.inf)
-        best, found = panel.max(3)
+        best, argmax = panel.max(3)
         if mask is not None:
-            found.masked_fill_(~mask.any(3), -1)
-        yield rows, slice(0, each), best.view(-1, each), found.view(-1, each)
+            argmax.masked_fill_(~mask.any(3), -1)
+        yield rows, slice(0, each), best.view(-1, each), argmax.view(-1, each)
 
 
-def max_sim_backward(backend, grad, places, x, y, cosine, own, wants):
+def max_sim_backward(backend, grad, places, x, y, cosine, own, needs_grad):
     """`Backend.max_sim_backward`."""
     rows_x, rows_y = x.cleared(), y.cleared()
     (left, inverse_x), (right, inverse_y) = (
@@ -72,7 +76,8 @@ def max_sim_backward(backend, grad, places, x, y, cosine, own, wants):
         for rows in (rows_x, rows_y)
     )
     sums = [
-        torch.zeros_like(t) if want else None for t, want in zip((left, right), wants, strict=True)
+        torch.zeros_like(t) if want else None
+        for t, want in zip((left, right), needs_grad, strict=True)
     ]
     numbers, starts = x.numbers(), y.starts()
     each, width = grad.shape[1], left.shape[1]
@@ -88,11 +93,11 @@ def max_sim_backward(backend, grad, places, x, y, cosine, own, wants):
         if sums[1] is not None:
             add_rows(sums[1], columns, (left[rows] * factor).view(-1, width))
     pairs = zip(sums, (rows_x, rows_y), (inverse_x, inverse_y), strict=True)
-    return [_through(backend, *parts) for parts in pairs]
+    return [_row_gradients(backend, *parts) for parts in pairs]
 
 
 def _pieces(documents, rows, pairs):
-    """(documents, rows), both slices, of pieces of at most so many pairs; of one at least."""
+    """Yields (documents, rows), both slices, with at most `pairs` pairs, but at least one."""
     tall = max(1, min(len(rows), pairs))
     wide = max(1, pairs // tall)
     for first in range(0, documents, wide):
@@ -100,8 +105,8 @@ def _pieces(documents, rows, pairs):
             yield slice(first, min(documents, first + wide)), slice(top, min(len(rows), top + tall))
 
 
-def _through(backend, grad, rows, inverse):
-    """The gradient of the rows as they came, from that of what was multiplied; None stays."""
+def _row_gradients(backend, grad, rows, inverse):
+    """The gradient of the rows of an input, from that of its operand; None stays None."""
     if grad is None or inverse is None:
         return grad if grad is None else grad.to(rows.dtype)
     one = inverse.new_ones(())
@@ -112,13 +117,13 @@ def _operand(backend, rows, cosine):
     if cosine:
         return backend.unit_rows(rows)[0]
     half = rows.dtype.itemsize == 2 and panels.half_products(rows.device, rows.dtype)
-    return rows if half else rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return rows if half else rows.to(compute_dtype(rows))
 
 
 def _blocks(x, y):
-    """(rows, columns, documents), all slices, of each panel.
+    """Yields (rows, columns, documents), all slices, of each panel.
 
-    Where offsets on the device say how long documents are, a panel has all of them.
+    If offsets on the device hold the lengths of the documents, each panel has all documents.
     """
     device, total = x.rows.device, x.rows.shape[0]
     wide = y.count

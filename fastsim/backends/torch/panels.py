@@ -1,4 +1,4 @@
-"""What a device can do: precision of states, 16-bit products, and the panels it holds."""
+"""Products of 16-bit rows, and the sizes and the memory of panels, by device."""
 
 import functools
 
@@ -7,22 +7,23 @@ import torch
 from fastsim.backends.bands import FILLING
 from fastsim.backends.panel import memory_of, panel_bytes
 from fastsim.operators import constant_result
+from fastsim.precision import compute_dtype
 
-# Bytes of a panel of scores. On a CPU about what a last-level cache holds; elsewhere a share of
-# the device's memory, so that products are large and the kernels between them few. Of all its
-# memory, not of what happens to be free: the size of the panels decides in which order numbers
-# are added, and the same input is to give the same bits.
+# Bytes of a panel of scores. On a CPU, about a last-level cache. Elsewhere, 1 / SHARE of the memory
+# of the device, so that products are large and the kernels between them few. It is a share of all
+# memory, not of the free memory: the size of a panel decides the order in which numbers are added,
+# and the same input has to give the same bits.
 CPU_PANEL = 16 << 20
-# The gradient of the columns is read and written once for each.
+# Every panel reads and writes the whole gradient of the columns.
 SMALLEST_PANEL, LARGEST_PANEL, SHARE = 64 << 20, 512 << 20, 64
-FEWEST_ROWS = 64  # of a block of whole rows: fewer would starve the products
-# Scores of a matrix whose single operations take no longer than the calls of the passes: on a CPU;
-# elsewhere, where four matrices of them fit a panel's memory.
+FEWEST_ROWS = 64  # of a block of whole rows; products of fewer rows are slow
+# Up to this many scores, single operations on the whole matrix take no longer than the calls of the
+# passes: on a CPU; elsewhere, if four such matrices fit the memory of a panel.
 CPU_SMALL, SMALL = 1 << 18, 1 << 24
 
 
 def half_products(device, dtype=torch.float16):
-    """Whether the device multiplies rows of 16 bits into a float32 matrix."""
+    """Whether the device multiplies 16-bit rows into a float32 matrix."""
     if device.type in ("cpu", "mps"):
         return False
     return _half_products(device, dtype, torch.backends.cuda.matmul.allow_fp16_accumulation)
@@ -30,11 +31,11 @@ def half_products(device, dtype=torch.float16):
 
 @functools.cache
 def _half_products(device, dtype, half_sums):
-    """half_sums: whether torch may add up in float16, in which case it may refuse the product."""
+    """half_sums: whether torch may add up in float16; it may then refuse the product."""
     try:
         rows = torch.zeros(16, 16, dtype=dtype, device=device)
         out = torch.mm(rows, rows, out_dtype=torch.float32)
-    except torch.OutOfMemoryError:  # of this moment
+    except torch.OutOfMemoryError:  # says nothing about the device
         raise
     except (RuntimeError, TypeError):
         return False
@@ -42,7 +43,7 @@ def _half_products(device, dtype, half_sums):
 
 
 def multiply(left, right, out, *, accumulate=False):
-    """out = left @ right, or added to it; 16-bit operands into a float32 `out`."""
+    """out = left @ right, or out += left @ right; `out` may be float32 for 16-bit operands."""
     if left.dtype == out.dtype:
         if accumulate:
             out.addmm_(left, right)
@@ -57,7 +58,7 @@ def multiply(left, right, out, *, accumulate=False):
 
 
 def multiply_each(left, right, out):
-    """`multiply` in stacks of matrices: out (K, R, C) = left (K, R, D) @ right (K, D, C)."""
+    """`multiply` for stacks of matrices: out (K, R, C) = left (K, R, D) @ right (K, D, C)."""
     if left.dtype == out.dtype:
         torch.bmm(left, right, out=out)
     elif out.device.type == "cpu":
@@ -75,22 +76,22 @@ def panel_scores(device):
 
 
 def matrix_scores(device):
-    """How many scores a matrix may have to be worked on as one panel, though it leaves caches.
+    """How many scores a matrix may have to be one panel, even if it exceeds a CPU's caches.
 
-    A loss that looks at columns too saves a product of all scores by it.
+    A loss that also depends on columns then computes the scores once instead of twice.
     """
     return panel_scores(device) * (4 if device.type == "cpu" else 1)
 
 
 def small_scores(device):
-    """How many scores are worked on as one matrix, by single operations."""
+    """How many scores a matrix may have to be computed at once, by single operations."""
     if device.type == "cpu":
         return CPU_SMALL
     return max(FILLING, min(SMALL, panel_scores(device) // 4))
 
 
 def widest(device):
-    """Columns of a block of whole rows."""
+    """The largest number of columns of a block."""
     return max(FEWEST_ROWS, panel_scores(device) // FEWEST_ROWS)
 
 
@@ -98,29 +99,29 @@ def block_shape(rows, columns, device, whole_rows):
     """(rows, columns) of a block."""
     wide = columns if whole_rows else min(columns, widest(device))
     tall = max(1, panel_scores(device) // wide)
-    # Blocks of one height: a last one of few rows would starve its products.
+    # Blocks of equal height: products of a last block of few rows would be slow.
     bands = -(-rows // tall)
     return -(-rows // bands), wide
 
 
 class Workspace:
-    """The memory of panels, which follow one another in it."""
+    """Memory that one panel after the other reuses."""
 
     def __init__(self):
         self._memory = {}
         self._beside = {}
 
     def beside(self, other):
-        """The workspace of the panels of a `Guide` or of `Factors`."""
+        """The workspace for the scores of a `Guide` or of `Factors`."""
         return self._beside.setdefault(type(other), Workspace())
 
     def panel(self, left, right):
         """An empty panel for the products of rows `left` and `right`."""
-        dtype = torch.promote_types(left.dtype, torch.float32)
+        dtype = compute_dtype(left)
         return self._empty(left, (left.shape[0], right.shape[0]), dtype)
 
     def operand(self, panel, dtype):
-        """Where score gradients go that are to be multiplied with rows in `dtype`."""
+        """Where score gradients in `dtype` go: to the panel itself if it has that dtype."""
         return panel if panel.dtype == dtype else self._empty(panel, panel.shape, dtype)
 
     def _empty(self, like, shape, dtype):

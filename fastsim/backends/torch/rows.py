@@ -3,15 +3,15 @@
 import torch
 
 from fastsim.backends.bands import bands
-from fastsim.precision import inverse_norms, wide_dtype
+from fastsim.precision import compute_dtype, inverse_norms, wide_dtype
 
 
 def unit_rows(x, dtype):
-    """(x / |x| in `dtype`, 1 / |x| in the compute type); a zero row stays zero, its inverse 0."""
+    """(x / |x| in `dtype`, 1 / |x| in the compute type); a zero row gives zeros and 0."""
     parts = bands(x)
-    if len(parts) == 1:  # of a small batch the single operations take longer than their work
+    if len(parts) == 1:  # for a small batch the calls take longer than the work
         return _unit(x, dtype)
-    compute = torch.promote_types(x.dtype, torch.float32)
+    compute = compute_dtype(x)
     unit, inverse = x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[0], dtype=compute)
     for rows in parts:
         _, inverse[rows] = _unit(x[rows], dtype, unit[rows])
@@ -25,13 +25,13 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype):
         return _backward(grad_unit, x, inverse, factor, dtype)
     grad, dots = x.new_empty(x.shape, dtype=dtype), torch.empty_like(inverse)
     for rows in parts:
-        given = grad_unit[rows], x[rows], inverse[rows]
-        _, dots[rows] = _backward(*given, factor, dtype, grad[rows])
+        band = grad_unit[rows], x[rows], inverse[rows]
+        _, dots[rows] = _backward(*band, factor, dtype, grad[rows])
     return grad, dots
 
 
 def _unit(x, dtype, out=None):
-    compute = torch.promote_types(x.dtype, torch.float32)
+    compute = compute_dtype(x)
     inverse = inverse_norms(x).to(compute)
     if out is None and dtype != compute:
         out = x.new_empty(x.shape, dtype=dtype)

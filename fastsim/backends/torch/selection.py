@@ -1,16 +1,16 @@
-"""Selection over all pairs in plain torch: the closest and the hardest columns, the best k."""
+"""Selection over all pairs in plain torch: the closest and the hardest columns, the top k."""
 
 import torch
 
 from fastsim.backends import lists
 from fastsim.backends.torch.block import LEFT_OUT, LOWEST
-from fastsim.backends.torch.observe import observe
 from fastsim.backends.torch.panels import Workspace
+from fastsim.backends.torch.row_metrics import add_row_metrics
 from fastsim.ties import highest_equal
 
 
 class Best:
-    """Running maxima of rows and their columns, the first among equals; -1 for none."""
+    """The running maximum of each row and its column: the first among equals, -1 for none."""
 
     def __init__(self, like):
         self.like, self.values, self.columns = like, None, None
@@ -18,7 +18,7 @@ class Best:
     def add(self, scores, first):
         """Adds a panel (R, C) of scores whose columns begin at `first`."""
         values, columns = scores.max(1)
-        # A NaN is no less than LOWEST, so that it is found.
+        # NaN <= LOWEST is false, so that a NaN keeps its column.
         columns = torch.where(values <= LOWEST, -1, columns + first)
         if self.values is None:
             self.values, self.columns = values, columns
@@ -28,7 +28,7 @@ class Best:
         self.columns = torch.where(better, columns, self.columns)
 
 
-def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings, seen):
+def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings, row_metrics):
     """`Backend.closest`."""
     rows, columns = unit_x.shape[0], unit_y.shape[0]
     whole = backend.whole_rows_fit(columns, unit_x.device)
@@ -36,27 +36,27 @@ def closest(backend, pairs, semi_hard, unit_x, unit_y, ceilings, seen):
         ceilings = backend.positive_scores(pairs, unit_x, unit_y)
     if ceilings is not None:
         ceilings = highest_equal(ceilings)
-    found, best, workspace = [], None, Workspace()
+    bands, best, workspace = [], None, Workspace()
     for place in backend.blocks(rows, columns, unit_x.device):
         block = backend.block(pairs, unit_x, unit_y, place, workspace)
-        if seen is not None:
-            observe(block, seen[place[0]])
+        if row_metrics is not None:
+            add_row_metrics(block, row_metrics[place[0]])
         if semi_hard:
-            own = ceilings is None
-            limit = highest_equal(block.at_positives()) if own else ceilings[place[0], None]
+            from_block = ceilings is None
+            limit = highest_equal(block.at_positives()) if from_block else ceilings[place[0], None]
             block.panel.masked_fill_(block.panel > limit, LEFT_OUT)
         block.leave_out()
         block.set_at_positives(block.panel, LEFT_OUT)
         if place[1].start == 0:
             best = Best(block.panel)
-            found.append(best)
+            bands.append(best)
         best.add(block.panel, place[1].start)
-    return torch.cat([band.columns for band in found])
+    return torch.cat([band.columns for band in bands])
 
 
 def hardest(backend, pairs, offsets, x, y):
     """`Backend.hardest`."""
-    found, best, workspace = [], None, Workspace()
+    bands, best, workspace = [], None, Workspace()
     for place in backend.blocks(x.shape[0], y.shape[0], x.device):
         block = backend.block(pairs, x, y, place, workspace)
         panel = block.panel
@@ -65,12 +65,12 @@ def hardest(backend, pairs, offsets, x, y):
         block.leave_out()
         if place[1].start == 0:
             best = Best(panel), Best(panel)
-            found.append(best)
+            bands.append(best)
         same = block.same
         positives = panel.neg().masked_fill_(~same, LEFT_OUT)
         best[0].add(positives, place[1].start)
         best[1].add(panel.masked_fill_(same, LEFT_OUT), place[1].start)
-    lowest, highest = zip(*found, strict=True)
+    lowest, highest = zip(*bands, strict=True)
     return tuple(torch.cat([band.columns for band in side]) for side in (lowest, highest))
 
 
@@ -85,12 +85,12 @@ def top_k(backend, queries, corpus, k):
     best, workspace = None, Workspace()
     for place in backend.blocks(rows, columns, unit_x.device):
         scores = backend.scores(unit_x, unit_y, place, workspace)
-        own = torch.arange(place[1].start, place[1].stop, device=scores.device)
-        own = own.expand(scores.shape)
+        index = torch.arange(place[1].start, place[1].stop, device=scores.device)
+        index = index.expand(scores.shape)
         if place[1].start > 0:
-            scores, own = torch.cat([best[0], scores], 1), torch.cat([best[1], own], 1)
+            scores, index = torch.cat([best[0], scores], 1), torch.cat([best[1], index], 1)
         ordered, order = scores.sort(dim=1, descending=True, stable=True)
-        best = ordered[:, :k].clone(), own.gather(1, order[:, :k])
+        best = ordered[:, :k].clone(), index.gather(1, order[:, :k])
         if place[1].stop == columns:
             values[place[0]], indices[place[0]] = best
     return values, indices

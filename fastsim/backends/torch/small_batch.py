@@ -1,9 +1,9 @@
-"""A small batch in few operations: both sides' rows at once, the matrix of scores as it is.
+"""A small batch in few operations: the rows of both sides at once, and the whole matrix of scores.
 
-Its time is calls, so nothing is kept between a forward pass and the score gradients, both
-sides share the operations on rows, and the gradient from above comes in with the last of them. The
-arithmetic is that of the dense formulas in the compute type; where rows are multiplied in 16 bits,
-score gradients are at most 1 or 2, so that a constant factor fits them to float16.
+A small batch spends its time on calls. Losses and score gradients are therefore computed together,
+both sides share the operations on rows, and the last of these also multiplies by dL/dloss. The
+arithmetic is that of the dense formulas in the compute type. If rows are multiplied in 16 bits, a
+constant factor brings the score gradients, at most 1 or 2, into the range of float16.
 """
 
 from typing import NamedTuple
@@ -15,20 +15,21 @@ from torch.nn.functional import log_softmax
 from fastsim.backends.half_rows import LARGEST, LARGEST_GRADIENT
 from fastsim.backends.torch import compiled, panels
 from fastsim.backends.torch.block import LEFT_OUT, Block
-from fastsim.backends.torch.observe import observe
-from fastsim.batch_metrics import nothing_seen
-from fastsim.precision import inverse_norms, wide_dtype
+from fastsim.backends.torch.row_metrics import add_row_metrics
+from fastsim.batch_metrics import empty_row_metrics
+from fastsim.precision import compute_dtype, inverse_norms, wide_dtype
 from fastsim.reduce import softplus
 from fastsim.ties import highest_equal
 
-FEW = 1 << 20  # scores of all parts of a softmax, of which plain torch keeps several matrices
+FEW = 1 << 20  # scores of a softmax, all parts together; plain torch keeps several such matrices
 
 
 class Scored(NamedTuple):
-    """What a loss makes of the scores of a block, each in the compute type.
+    """The losses and gradients of a block of scores, in the compute type.
 
-    losses: whose sum is the loss but for the weight; grads (N, M): dL/dlogit; scores (N, M): as
-    the logits have them, less a margin.
+    losses: terms whose sum is the loss, before its weight.
+    grads: (N, M) dL/dlogit before the weight, or None.
+    scores: (N, M) the scores in the logits, after the margin.
     """
 
     losses: Tensor
@@ -39,9 +40,9 @@ class Scored(NamedTuple):
 class SmallBatch:
     """The part of `TorchBackend` that serves a small batch."""
 
-    observes_whole = True
+    one_call_records_metrics = True
 
-    def serves_whole(self, tile, rows, columns, width, together, dtype):
+    def serves_one_call(self, tile, rows, columns, width, self_similarity, dtype):
         pairs = tile.pairs
         if tile.kind not in _LOSSES or not tile.by_index or columns < 2:
             return False
@@ -60,59 +61,62 @@ class SmallBatch:
     def leaves_further(self, rows, columns, device):
         return device.type != "cpu" and rows * columns <= FEW
 
-    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        sides, graded, *kept = (_unit_rows if tile.cosine else _plain_rows)(self, x, y)
+    def in_one_call(self, tile, x, y, scale, bias, weights, needs_grad, totals=None, prefixes=None):
+        dtype = compute_dtype(x)
+        sides, graded, *saved = (_unit_rows if tile.cosine else _plain_rows)(self, x, y)
         scores = _product(sides[0], sides[1].t(), dtype)
         place = slice(0, scores.shape[0]), slice(0, scores.shape[1])
         block = Block.of(tile.pairs, place, scores, scores.shape[1], None, None)
-        seen = tile.seen if totals is None else nothing_seen(x.shape[0], x.device)
-        if seen is not None:
-            observe(block, seen)
+        row_metrics = (
+            tile.row_metrics if totals is None else empty_row_metrics(x.shape[0], x.device)
+        )
+        if row_metrics is not None:
+            add_row_metrics(block, row_metrics)
         if totals is not None:
-            totals.copy_(self.batch_totals(seen, *((x, y) if tile.cosine else (None, None))))
+            totals.copy_(self.batch_totals(row_metrics, *((x, y) if tile.cosine else (None, None))))
         block.leave_out()
-        found = _LOSSES[tile.kind](tile, block, scale, bias, wants is not None)
-        loss = (found.losses.sum(dtype=wide_dtype(x.device)) * weights).to(dtype)
-        if wants is None:
+        result = _LOSSES[tile.kind](tile, block, scale, bias, needs_grad is not None)
+        loss = (result.losses.sum(dtype=wide_dtype(x.device)) * weights).to(dtype)
+        if needs_grad is None:
             return (loss,)
-        of_numbers = None
+        number_grads = None
         if isinstance(scale, Tensor) or isinstance(bias, Tensor):
-            of_numbers = _of_numbers(found, weights)
-        grads = found.grads
+            number_grads = _number_grads(result, weights)
+        grads = result.grads
         if graded[0].dtype != dtype:
             grads = grads.mul_(LARGEST / LARGEST_GRADIENT[tile.kind]).to(graded[0].dtype)
-        of_rows = _row_grads(grads, graded, dtype, y is None, wants)
-        return loss, *of_rows, of_numbers, *kept
+        row_grads = _row_grads(grads, graded, dtype, y is None, needs_grad)
+        return loss, *row_grads, number_grads, *saved
 
-    def whole_gradients(self, tile, grad, found, given, wants, dtype, *, spent=False):
+    def one_call_gradients(self, tile, grad, found, given, needs_grad, dtype, *, spent=False):
         x, _, scale, _, weights = given
-        *row_grads, of_numbers, kept, other = found
+        grad_x, grad_y, number_grads, *saved = found
         half = self._half(x.device, x.dtype) if tile.cosine else self.dots_of_16_bits(x)
         factor = weights / (LARGEST / LARGEST_GRADIENT[tile.kind]) if half else weights
         factor = factor * scale
         factor = factor if grad is None else grad * factor
-        if wants[2] or wants[3]:
-            of_numbers = of_numbers if grad is None else of_numbers * grad
-        if tile.cosine:
-            sides = _input_gradients(row_grads, kept, other, factor, x.shape[0], wants, dtype)
-        else:
-            sides = _plain_gradients(row_grads, kept, other, factor, x.shape[0], wants, dtype)
+        if needs_grad[2] or needs_grad[3]:
+            number_grads = number_grads if grad is None else number_grads * grad
+        row_gradients = _unit_gradients if tile.cosine else _plain_gradients
+        arguments = *saved, factor, x.shape[0], needs_grad, dtype
+        sides = row_gradients((grad_x, grad_y), *arguments)
         if grad is None:
-            # What an operator returns may not share its memory.
+            # The results of an operator may not share memory.
             sides = [side if side is None else side.clone() for side in sides]
-        return *sides, of_numbers
+        return *sides, number_grads
 
 
 # ---- rows ----
 
 
 def _unit_rows(backend, x, y):
-    """(both sides as operands of scores, as those of products with score gradients, the unit rows
-    of x and y together, or of x for None, in the compute type, and their inverse norms).
+    """(operands of scores, operands of products with score gradients, unit rows, inverse norms).
+
+    The operands are pairs, one for each side. Unit rows (N + M, D) and inverse norms (N + M, 1) are
+    in the compute type, x before y; those of x alone if y is None.
     """
     rows = x if y is None else torch.cat((x, y))
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = compute_dtype(x)
     rows = rows if rows.dtype == dtype else rows.to(dtype)
     inverse = inverse_norms(rows).to(dtype)[:, None]
     unit = rows * inverse
@@ -122,17 +126,19 @@ def _unit_rows(backend, x, y):
 
 
 def _plain_rows(backend, x, y):
-    """The same of scores that are no cosines; in the place of unit rows and norms the sizes of the
-    sides (`Backend.dot_rows`), None for 1.
+    """`_unit_rows` for dot products.
+
+    It returns the sizes of x and y (`Backend.dot_rows`), None for 1, instead of unit rows and
+    inverse norms.
     """
-    found = [_plain(backend, side) for side in (x, y) if side is not None]
-    sides, graded, sizes = zip(*(found * 2 if y is None else found), strict=True)
+    parts = [_plain(backend, side) for side in (x, y) if side is not None]
+    sides, graded, sizes = zip(*(parts * 2 if y is None else parts), strict=True)
     return sides, graded, *sizes
 
 
 def _plain(backend, x):
     if not backend.dots_of_16_bits(x):
-        rows = x.to(torch.promote_types(x.dtype, torch.float32))
+        rows = x.to(compute_dtype(x))
         return rows, rows, None
     if x.dtype == torch.float16:
         return x, x, None
@@ -148,69 +154,77 @@ def _product(left, right, dtype):
     return out
 
 
-def _row_grads(grads, sides, dtype, together, wants):
-    """Of the rows of both sides (N + M, D) and None, or of each, None where it is not wanted."""
-    if together:
-        both = _product(grads, sides[1], dtype) if wants[0] else None
-        if wants[0]:
+def _row_grads(grads, sides, dtype, self_similarity, needs_grad):
+    """The gradients of the operands: (both sides (N + M, D), None), or (x, y), None if not needed.
+
+    If x is compared with itself, that of x is the sum of both.
+    """
+    if self_similarity:
+        both = _product(grads, sides[1], dtype) if needs_grad[0] else None
+        if needs_grad[0]:
             panels.multiply(grads.t(), sides[0], both, accumulate=True)
         return both, None
-    if wants[0] and wants[1] and grads.dtype == dtype:
+    if needs_grad[0] and needs_grad[1] and grads.dtype == dtype:
         counts = sides[0].shape[0], sides[1].shape[0]
-        found = grads.new_empty((sum(counts), sides[0].shape[1]))
-        of_x, of_y = found.split(counts)
-        torch.mm(grads, sides[1], out=of_x)
-        torch.mm(grads.t(), sides[0], out=of_y)
-        return found, None
-    of_x = _product(grads, sides[1], dtype) if wants[0] else None
-    return of_x, _product(grads.t(), sides[0], dtype) if wants[1] else None
+        both = grads.new_empty((sum(counts), sides[0].shape[1]))
+        grad_x, grad_y = both.split(counts)
+        torch.mm(grads, sides[1], out=grad_x)
+        torch.mm(grads.t(), sides[0], out=grad_y)
+        return both, None
+    grad_x = _product(grads, sides[1], dtype) if needs_grad[0] else None
+    return grad_x, _product(grads.t(), sides[0], dtype) if needs_grad[1] else None
 
 
-def _input_gradients(unit_grads, unit, inverse, factor, rows, wants, dtype):
-    """factor r (g - (u . g) u) for u = r x and g = dL/du: (dL/dx, dL/dy), None where not wanted."""
-    both, of_y = unit_grads
-    if both is None and of_y is None:
+def _unit_gradients(unit_grads, unit, inverse, factor, rows, needs_grad, dtype):
+    """(dL/dx, dL/dy) from the gradients of unit rows, None where not needed.
+
+    dL/dx = factor r (g - (u . g) u) for u = r x and g = dL/du.
+    """
+    both, grad_y = unit_grads
+    if both is None and grad_y is None:
         return None, None
-    if both is not None and of_y is None and both.shape == unit.shape:
-        found = _backward(both, unit, inverse, factor, dtype)
+    if both is not None and grad_y is None and both.shape == unit.shape:
+        grads = _backward(both, unit, inverse, factor, dtype)
         if both.shape[0] == rows:
-            return found, None
-        of_x, of_y = found.split((rows, found.shape[0] - rows))
-        return of_x if wants[0] else None, of_y if wants[1] else None
-    sides = zip((both, of_y), (slice(0, rows), slice(rows, None)), strict=True)
+            return grads, None
+        grad_x, grad_y = grads.split((rows, grads.shape[0] - rows))
+        return grad_x if needs_grad[0] else None, grad_y if needs_grad[1] else None
+    sides = zip((both, grad_y), (slice(0, rows), slice(rows, None)), strict=True)
     return tuple(
         None if grad is None else _backward(grad, unit[part], inverse[part], factor, dtype)
         for grad, part in sides
     )
 
 
-def _plain_gradients(row_grads, size, other, factor, rows, wants, dtype):
-    """(dL/dx, dL/dy) where the scores are no cosines: each is made of the rows of the other side,
-    whose size it lacks.
+def _plain_gradients(row_grads, size, other, factor, rows, needs_grad, dtype):
+    """(dL/dx, dL/dy) for dot products, None where not needed.
+
+    size, other: the sizes of x and y. `row_grads` are products with the rows of the other side, and
+    so have to be multiplied by the size of that side.
     """
-    of_x, of_y = row_grads
-    if wants[0] and wants[1] and of_y is None:  # of float32 rows, whose sizes are 1
-        of_x, of_y = of_x.split((rows, of_x.shape[0] - rows))
+    grad_x, grad_y = row_grads
+    if needs_grad[0] and needs_grad[1] and grad_y is None:  # float32 rows, whose sizes are 1
+        grad_x, grad_y = grad_x.split((rows, grad_x.shape[0] - rows))
     factors = (factor if lacking is None else factor * lacking for lacking in (other, size))
-    pairs = zip((of_x, of_y), factors, strict=True)
+    pairs = zip((grad_x, grad_y), factors, strict=True)
     return [None if grad is None else (grad * number).to(dtype) for grad, number in pairs]
 
 
 def _backward(grad_unit, unit, inverse, factor, dtype):
     dots = (unit * grad_unit).sum(1, keepdim=True, dtype=wide_dtype(unit.device)).to(unit.dtype)
-    found = torch.addcmul(grad_unit, unit, dots, value=-1).mul_(inverse * factor)
-    return found if found.dtype == dtype else found.to(dtype)
+    grad = torch.addcmul(grad_unit, unit, dots, value=-1).mul_(inverse * factor)
+    return grad if grad.dtype == dtype else grad.to(dtype)
 
 
 # ---- losses ----
 
 
-def _of_numbers(found, weights):
-    """(2,) dL/dscale and dL/dbias."""
-    wide = wide_dtype(found.grads.device)
-    # What takes no part has gradient 0.
-    along = (found.grads * found.scores).sum(dtype=wide)
-    return torch.stack((along, found.grads.sum(dtype=wide))) * weights
+def _number_grads(result, weights):
+    """(dL/dscale, dL/dbias) as (2,)."""
+    wide = wide_dtype(result.grads.device)
+    # Pairs that are left out have gradient 0.
+    along = (result.grads * result.scores).sum(dtype=wide)
+    return torch.stack((along, result.grads.sum(dtype=wide))) * weights
 
 
 def _softmax(tile, block, scale, bias, gradients):
@@ -220,19 +234,19 @@ def _softmax(tile, block, scale, bias, gradients):
     logits = scores * scale
     shares = log_softmax(logits, 1)
     if not pairs.one_positive:
-        return _of_groups(block, shares, gradients)
+        return _group_softmax(block, shares, gradients)
     index = pairs.positives[:, None]
     losses = shares.gather(1, index)
     across = None
     if tile.symmetric:
-        across, of_columns = _column_softmax(logits, index)
-        losses = (losses + of_columns) * 0.5
+        across, column_logs = _column_softmax(logits, index)
+        losses = (losses + column_logs) * 0.5
     grads = None
     if gradients:
         grads = shares.exp_()
         if across is not None:
             if scores.shape[0] < scores.shape[1]:
-                # A column that is nobody's positive.
+                # A column that is no row's positive has no loss.
                 across.mul_(scores.new_zeros(scores.shape[1]).index_fill_(0, pairs.positives, 1))
             grads = grads.add_(across).mul_(0.5)
         grads.scatter_add_(1, index, scores.new_full((scores.shape[0], 1), -1.0))
@@ -240,33 +254,33 @@ def _softmax(tile, block, scale, bias, gradients):
 
 
 def _column_softmax(logits, index):
-    """The shares of each column, and the logarithms (N, 1) of those at the columns `index` (N, 1).
+    """(softmax of each column (N, M), its logarithms (N, 1) at the columns `index` (N, 1)).
 
-    The shares take the place of the logits. log_softmax adds up a column in one float32 sum, which
-    loses small shares beside a large one.
+    The softmax overwrites the logits. log_softmax adds up a column in one float32 sum, which loses
+    small shares beside a large one.
     """
     logits -= logits.amax(0)
-    of_index = logits.gather(1, index)
+    positives = logits.gather(1, index)
     shares = logits.exp_()
     sums = shares.sum(0, dtype=wide_dtype(shares.device))
     shares /= sums.to(shares.dtype)
-    return shares, of_index - sums.log().to(shares.dtype)[index]
+    return shares, positives - sums.log().to(shares.dtype)[index]
 
 
-def _of_groups(block, shares, gradients):
-    """Rows whose targets count in parts of their sum; one without any counts nothing."""
+def _group_softmax(block, shares, gradients):
+    """Softmax with the targets of a row divided by their number; without targets its loss is 0."""
     targets = block.same.to(shares.dtype)
-    wanted = targets.sum(1, keepdim=True)
-    targets /= wanted.clamp(min=1)
+    count = targets.sum(1, keepdim=True)
+    targets /= count.clamp(min=1)
     grads = None
     losses = -(targets * shares)
     if gradients:
-        grads = shares.exp().mul_(wanted > 0).sub_(targets)
+        grads = shares.exp().mul_(count > 0).sub_(targets)
     return Scored(losses, grads, block.panel)
 
 
 def _sigmoid(tile, block, scale, bias, gradients):
-    """softplus of the logits, of positives of minus the logits."""
+    """softplus(z) for negatives, softplus(-z) for positives."""
     scores, same = block.panel, block.same
     logits = (scores * scale).add_(bias)
     signed = torch.where(same, -logits, logits)
@@ -282,13 +296,13 @@ def _triplet(tile, block, scale, bias, gradients):
     scores, index = block.panel, tile.pairs.positives[:, None]
     positive = scores.gather(1, index)
     negatives = scores.scatter(1, index, LEFT_OUT)
-    count, part = scores.shape[1] - 1, None
+    count, mask = scores.shape[1] - 1, None
     if tile.pairs.row_ids is None:
         mean = (scores.sum(1, keepdim=True) - positive) / count
     else:
-        part = ~(negatives <= LEFT_OUT)
-        count = part.sum(1, keepdim=True)
-        mean = torch.where(part, scores, 0.0).sum(1, keepdim=True) / count
+        mask = ~(negatives <= LEFT_OUT)
+        count = mask.sum(1, keepdim=True)
+        mean = torch.where(mask, scores, 0.0).sum(1, keepdim=True) / count
         mean = torch.where(count > 0, mean, LEFT_OUT)
     if tile.kind.startswith("semi"):
         negatives.masked_fill_(negatives > highest_equal(positive), LEFT_OUT)
@@ -297,11 +311,11 @@ def _triplet(tile, block, scale, bias, gradients):
     far, near = (mean - short).relu_(), (closest - short).relu_()
     grads = None
     if gradients:
-        of_mean, of_closest = (far > 0).to(scores.dtype), (near > 0).to(scores.dtype)
-        grads = (of_mean / (count if part is None else count.clamp(min=1))).expand_as(scores)
-        grads = grads.clone() if part is None else torch.where(part, grads, 0.0)
-        grads.scatter_(1, index, -(of_mean + of_closest))
-        grads.scatter_add_(1, first, of_closest)
+        grad_mean, grad_closest = (far > 0).to(scores.dtype), (near > 0).to(scores.dtype)
+        grads = (grad_mean / (count if mask is None else count.clamp(min=1))).expand_as(scores)
+        grads = grads.clone() if mask is None else torch.where(mask, grads, 0.0)
+        grads.scatter_(1, index, -(grad_mean + grad_closest))
+        grads.scatter_add_(1, first, grad_closest)
     return Scored(far + near, grads, scores)
 
 

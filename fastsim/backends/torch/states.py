@@ -1,53 +1,53 @@
-"""The state of the whole matrix from those of its panels, added up in the order of the panels."""
+"""The state of the whole matrix, merged from the states of its panels in their order."""
 
 import torch
 
 from fastsim.kinds.kind import COLUMNS, OfPositive, joined
 from fastsim.precision import wide_dtype
-from fastsim.tile import by_part
+from fastsim.tile_loss import by_part
 
 
 class States:
-    """Collects the states of panels, band of rows by band of rows.
+    """Merges the states of panels, one band of rows after the other.
 
-    sums: the parts of rows over all columns, where they are known; those that want them alone are
-    added.
+    sums: None, or the first parts of rows over all columns; then only the parts that need these
+        (`StatePart.needs_row`) are merged.
     """
 
     def __init__(self, tile, sums=None):
         self.tile, self.sums = tile, sums
         self.parts = [p for p in tile.parts if p.axis != COLUMNS and (sums is None or p.needs_row)]
-        self.of_columns = [p for p in tile.parts if p.axis == COLUMNS]
-        self.bands = {}  # first row, or 0 of the whole matrix -> state
-        self.columns = {}  # first column -> state of the columns
+        self.column_parts = [p for p in tile.parts if p.axis == COLUMNS]
+        self.bands = {}  # first row of a band, or 0 for the whole matrix -> its state
+        self.columns = {}  # first column -> state of these columns
 
     def add(self, state, block):
-        """Adds the state of a block, whose columns follow those of the block before."""
+        """Adds the state of a block; the blocks of a band come in the order of their columns."""
         rows, columns = block
         if self.tile.record.whole_matrix:
             self._add(self.bands, 0, self.parts, state)
             return
-        state, of_columns = self.tile.split(state)
+        state, column_state = self.tile.split(state)
         state = state[0 if self.sums is None else len(self.sums) :]
         self._add(self.bands, rows.start, self.parts, state)
-        if of_columns:
-            self._add(self.columns, columns.start, self.of_columns, of_columns)
+        if column_state:
+            self._add(self.columns, columns.start, self.column_parts, column_state)
 
-    def _add(self, found, place, parts, state):
-        if place in found:
-            found[place].add(state)
+    def _add(self, running, place, parts, state):
+        if place in running:
+            running[place].add(state)
         else:
-            found[place] = _Running(self.tile, parts, state)
+            running[place] = _Running(self.tile, parts, state)
 
     def result(self):
-        """The parts of the state."""
+        """The tensors of the state."""
         return [*(self.sums or ()), *_joined(self.bands), *_joined(self.columns)]
 
 
 class _Running:
-    """The state of some scores, to which that of others is added.
+    """A running state, into which the states of later scores are merged.
 
-    Without float64 what rounding takes from the sums is kept beside them (Neumaier's summation).
+    Without float64, the rounding errors of the sums are kept beside them (Neumaier's summation).
     """
 
     def __init__(self, tile, parts, state):
@@ -56,11 +56,11 @@ class _Running:
         self.lost = [torch.zeros_like(tensor) for tensor in state] if narrow else None
 
     def add(self, more):
-        """Adds the state of other scores, which come later."""
+        """Merges the state of later scores."""
         merged, lost = [], []
         for part, tensors in by_part(self.parts, list(zip(self.state, more, strict=True))):
             one, other = zip(*tensors, strict=True)
-            if isinstance(part, OfPositive):  # 0 where the positive is in the other panel
+            if isinstance(part, OfPositive):  # 0 if the positive is in the other panel
                 both = [one[0] + other[0]]
             else:
                 both = part.merge(self.tile, one, other)

@@ -1,7 +1,7 @@
-"""What happens to a panel between its products: the steps of a pass, for any kind of loss.
+"""The steps of a pass: what happens to a panel between its products, for any kind of loss.
 
-A step takes a `Block` whose panel holds scores. Each is done by torch operations one after another,
-or compiled into one or two (compiled.py).
+A step takes a `Block` whose panel holds scores. It runs as single torch operations, or compiled
+into one or two (compiled.py).
 """
 
 from fastsim.backends.torch import compiled
@@ -9,26 +9,30 @@ from fastsim.backends.torch.epilogues import EPILOGUES, FEW, narrowed
 
 
 def forward(tile, block, sums):
-    """The state of the panel, whose scores may be lost; sums: the first two parts over all columns,
-    or None.
+    """The state of the panel; its scores may be overwritten.
+
+    sums: the first two parts over all columns, or None.
     """
     state = _compiled_forward(tile, block, sums or ())
     return _forward(tile, block, sums) if state is None else state
 
 
 def score_grad(tile, block, coefficients, out):
-    """The scores become score gradients in `out`, the panel itself or another matrix."""
+    """Writes the score gradients to `out`, the panel itself or another matrix."""
     if compiled.attempt(_score_grad, tile, block, coefficients, out) is None:
         _score_grad(tile, block, coefficients)
         _hand_over(block, out)
 
 
 def fused(tile, block, weights, out):
-    """Both, of whole rows or of the whole matrix; weights: of the losses, or None."""
+    """The state of whole rows or of the whole matrix; writes the score gradients to `out`.
+
+    weights: those of the losses, or None.
+    """
     if tile.record.elementwise:
         state = compiled.attempt(_fused, tile, block, (weights,), out)
     else:
-        # Two steps, with the coefficients between them as they are: where two rows have one
+        # Two steps. The coefficients between them are not compiled: if two rows have the same
         # positive, a compiler would add up their weights in any order.
         state = _compiled_forward(tile, block)
         if state is not None:
@@ -42,8 +46,8 @@ def fused(tile, block, weights, out):
 
 
 def _compiled_forward(tile, block, sums=()):
-    """`_forward` as `compiled.attempt` does it."""
-    # Many levels are scattered, which a compiler would do in any order.
+    """`_forward` through `compiled.attempt`."""
+    # Sums over many levels are scattered; a compiler would add in any order.
     if tile.levels is not None and len(tile.levels) > FEW:
         return None
     return compiled.attempt(_forward, tile, block, sums)
@@ -55,7 +59,7 @@ def _hand_over(block, out):
 
 
 def _prepared(tile, block):
-    """The epilogue, after the scores have been changed that it is not to see."""
+    """The epilogue of the tile, after the scores have been made ready for it."""
     block.leave_out()
     if block.bias is not None:
         block.panel.add_(block.bias)
@@ -73,5 +77,5 @@ def _score_grad(tile, block, coefficients):
     return []
 
 
-def _fused(tile, block, given):
-    return _prepared(tile, block).fused(tile, block, *given)
+def _fused(tile, block, inputs):
+    return _prepared(tile, block).fused(tile, block, *inputs)

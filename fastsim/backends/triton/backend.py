@@ -1,18 +1,20 @@
 """The Triton backend: a product of unit rows with the loss as an epilogue, on NVIDIA and AMD GPUs.
 
-A forward pass leaves partial results per tile, merged in a fixed order; a score gradient panel
-goes to library products. Operands of 16-bit inputs are float16: their own rows,
-scaled by powers of two, whose products are exact (`ScaledRows`); their score gradients are kept in
-range by a power of two (`loss_scale`). float32 operands follow
+A forward pass writes partial results of each tile and merges them in a fixed order. Library
+products multiply panels of score gradients by the rows. Operands of 16-bit inputs are float16: the
+rows themselves, scaled by powers of two, whose products are exact (`ScaledRows`). A power of two
+also brings their score gradients into range (`loss_scale`). Products of float32 operands follow
 torch.get_float32_matmul_precision(). Nothing waits for the device. The kernels are in
 fastsim/backends/triton/kernels, imported on first use.
 
-Forward and backward take 6u, u = N M D, where a panel is visited once: elementwise losses write
-loss and score gradient from one product, others keep the scores in 16 bits for the score gradients
-(kernels/kept.py), from the depth on that kernels/table.py names, and take 8u below. Losses that
-look at columns or the whole matrix can do so where the matrix fits the panel (from 13,500 to 27,000
-rows and columns, by the memory of the device; more by FASTSIM_PANEL_MB), else they take 8u, as
-float32 operands and dot products do.
+With u = N M D, forward and backward take 6u if each score is computed once, and 8u if twice.
+    Elementwise losses: 6u. Loss and score gradient come from one product.
+    Losses that depend on rows alone: 6u, as the scores are kept in 16 bits for the score gradients
+        (kernels/kept.py); 8u below the depth that kernels/table.py names.
+    Losses that also depend on columns or on the whole matrix: the same if the matrix fits the
+        panel, else 8u. It fits up to 13,500 to 27,000 rows and columns, depending on the memory of
+        the device; FASTSIM_PANEL_MB allows more.
+    float32 operands and dot products, unless the loss is elementwise: 8u.
 """
 
 import functools
@@ -39,17 +41,17 @@ from fastsim.operators import constant_result
 from fastsim.pairs import Pairs
 from fastsim.precision import power_of_two
 
-# Bytes of float16 score gradients alive, twice that of float32: a share of the device's memory, at
-# least the first number. FASTSIM_PANEL_MB sets another, and with 8,200 a matrix of 65,536 x 65,536
-# is one panel. Of 65,536 columns the smallest panel has 2816 rows, 132 tiles of the product with
-# 768 features, one for each multiprocessor of an H200; the largest reads and writes the gradient of
-# the columns, a sum over panels, a quarter as often.
+# Bytes of a panel of float16 score gradients; in float32 it takes twice as many. They are 1 / SHARE
+# of the device's memory, within these bounds. FASTSIM_PANEL_MB sets another size; with 8,200 a
+# matrix of 65,536 x 65,536 is one panel. With 65,536 columns the smallest panel has 2816 rows: its
+# product with rows of 768 features has 132 tiles, one for each multiprocessor of an H200. The
+# largest panel reads and writes the gradient of the columns, a sum over panels, a quarter as often.
 PANEL, LARGEST_PANEL, SHARE = 352 << 20, 1408 << 20, 64
-WIDEST = 1 << 17  # columns of a block of whole rows: more would leave the products too few rows
+WIDEST = 1 << 17  # columns of a block of whole rows; with more the products have too few rows
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
-TALL = 128  # a block's height is a multiple, so that no tile but the last is ragged
+TALL = 128  # the height of a block is a multiple, so that only the last tile is ragged
 OLDEST_TRITON = (3, 6)
-SMALLEST = 2.0**-85  # of bounds on them: the loss scale and its inverse are then normal numbers
+SMALLEST = 2.0**-85  # least bound on score gradients: loss scale and inverse are normal numbers
 
 
 def interpreting():
@@ -59,13 +61,13 @@ def interpreting():
 
 @constant_result
 def _unsupported_device(device):
-    """None if the kernels serve this GPU with the Triton and torch at hand, else a sentence."""
+    """None if the installed Triton and torch serve this GPU, else a sentence that says why not."""
     return _found_unsupported(device, torch.backends.cuda.matmul.allow_fp16_accumulation)
 
 
 @functools.cache
 def _found_unsupported(device, half_sums):
-    """half_sums: whether torch may add up in float16, in which case it may refuse the product."""
+    """half_sums: whether torch may add up in float16; it may then refuse the product."""
     version = installed.version()
     if not version or tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
@@ -78,7 +80,7 @@ def _found_unsupported(device, half_sums):
         sums = torch.empty(16, 16, dtype=torch.float32, device=half.device)
         for accumulate in (False, True):
             _wide_product(half, half, sums, accumulate=accumulate)
-    except torch.OutOfMemoryError:  # of this moment
+    except torch.OutOfMemoryError:  # says nothing about the device
         raise
     except (RuntimeError, AttributeError) as error:
         why = str(error).splitlines()[0]
@@ -87,7 +89,7 @@ def _found_unsupported(device, half_sums):
 
 
 def _wide_product(left, right, out, *, accumulate):
-    """out = left @ right in the type of `out`, which is wider, or added to it."""
+    """out = left @ right, or out += left @ right; `out` has a wider type than the operands."""
     if accumulate:
         torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
     else:
@@ -128,14 +130,14 @@ class TritonBackend(SmallBatch, Backend):
     def unsupported_reason(self, *tensors, kind=None):
         if not installed.FOUND:
             return "Triton is not installed (pip install triton)"
-        where = "cpu" if interpreting() else "cuda"
+        served = "cpu" if interpreting() else "cuda"
         for tensor in tensors:
-            if tensor.device.type != where:
-                wanted = "GPU tensors" if where == "cuda" else "CPU tensors (TRITON_INTERPRET=1)"
+            if tensor.device.type != served:
+                wanted = "GPU tensors" if served == "cuda" else "CPU tensors (TRITON_INTERPRET=1)"
                 return f"it serves {wanted}, got one on {tensor.device}"
             if tensor.dtype == torch.float64:
                 return "it serves float16, bfloat16 and float32, got torch.float64"
-        if where == "cuda":
+        if served == "cuda":
             if not torch.cuda.is_available():
                 return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
             device = tensors[0].device.index if tensors else torch.cuda.current_device()
@@ -152,22 +154,22 @@ class TritonBackend(SmallBatch, Backend):
         arch = architecture(device)
         place = arch, operand_kind(dtype, arch), SHALLOW + 1
         turning = {block_sizes(*place).spare, kept_sizes(*place).spare}
-        return sorted(turning - {0})  # under the interpreter no row is narrower
+        return sorted(turning - {0})  # 0, the interpreter's: no row is narrower
 
     def note(self):
         return ", interpreted on CPU tensors" if interpreting() else self._verified()
 
     def _verified(self):
-        """What the verdicts of this device say, for `note`."""
-        from fastsim.verify import verdicts  # which imports the backends' package
+        """What `note` says about the verdicts for this device."""
+        from fastsim.verify import verdicts  # it imports the package of the backends
 
         device, name = torch.cuda.current_device(), torch.cuda.get_device_name()
-        found = verdicts.current(self.name, torch.device("cuda", device))
-        taken = sum(verdict.may_be_taken for verdict in found)
-        said = f"unverified on this device ({name}): `auto` leaves it out"
-        if found:
-            said = f"`auto` takes it by {taken} of {len(found)} verdicts on this device ({name})"
-        return f', {said}, backend="{self.name}" asks for it'
+        known = verdicts.current(self.name, torch.device("cuda", device))
+        taken = sum(verdict.may_be_taken for verdict in known)
+        status = f"unverified on this device ({name}): `auto` leaves it out"
+        if known:
+            status = f"`auto` takes it by {taken} of {len(known)} verdicts on this device ({name})"
+        return f', {status}, backend="{self.name}" asks for it'
 
     def multiply(self, left, right, out, *, accumulate):
         right = graded(right)
@@ -186,7 +188,7 @@ class TritonBackend(SmallBatch, Backend):
         else:
             size = tile.scale.new_ones(()) if weights is None else weights.abs().float()
             largest = tile.record.largest_score_grad(tile, size, columns)
-        # Infinity and NaN pass as they are, and so does nothing, by any number.
+        # Infinity, NaN and 0 are the same with any loss scale: their bound does not matter.
         largest = largest.float().nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_(min=SMALLEST)
         return power_of_two(largest).reciprocal_().mul_(LARGEST)
 
@@ -251,7 +253,7 @@ class TritonBackend(SmallBatch, Backend):
     def positive_scores(self, pairs, unit_x, unit_y):
         return _passes().positive_scores(pairs, unit_x, unit_y)
 
-    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, seen=None):
+    def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, row_metrics=None):
         return _passes().closest(pairs, semi_hard, unit_x, unit_y, ceilings)
 
     def hardest(self, pairs, offsets, x, y):
@@ -273,7 +275,7 @@ def _panel_bytes(device):
 
 
 def _block_shape(rows, columns, device, whole_rows):
-    """(rows, columns) of a block: the panel's bytes of float16, twice that of float32."""
+    """(rows, columns) of a block of at most `_panel_bytes` in float16, twice that in float32."""
     wide = columns if whole_rows else min(columns, WIDE)
     line, most = 2 * _padded(wide), _panel_bytes(device)
     if rows * line <= most:

@@ -1,12 +1,13 @@
 """A small batch: a product of all scores, a kernel for losses and score gradients, two products.
 
-Its time is calls, so what the passes over panels do between their launches is done by kernels: the
-rows of both sides are made in one launch, the losses and score gradients of whole rows in another
-(two where columns are looked at), and in the backward pass the gradients of both sides in a third,
-which multiplies them by the gradient from above.
+A small batch spends its time on calls, so kernels do what the passes over panels do between their
+launches. One launch computes the unit rows of both sides. Another computes losses and score
+gradients of whole rows; a loss that also depends on columns takes two. In the backward pass a third
+computes the gradients of both sides, times dL/dloss.
 
-The score gradients are those of logits without the weight of the losses, at most 1 or 2, and so fit
-float16 by a constant factor; weight and scale come in with the gradients of the rows, in float32.
+The panel holds dL/dlogit without the weight of the losses. It is at most 1 or 2, so that a constant
+factor brings it into the range of float16. Weight and scale are multiplied into the gradients of
+the rows, in float32.
 """
 
 import functools
@@ -16,9 +17,9 @@ import torch
 from fastsim.backends.half_rows import LARGEST, LARGEST_GRADIENT
 from fastsim.backends.panel import panel_bytes
 
-MOST = 1 << 26  # scores, whose products take 256 MB; more and these outweigh the calls
-FEWER = 1 << 24  # the same of a loss of more work on each: by sigmoids, or by columns too
-WIDEST = 1 << 13  # columns, which a program holds at a time
+MOST = 1 << 26  # scores: their products take 256 MB; with more, the products outweigh the calls
+FEWER = 1 << 24  # scores of losses with more work on each: sigmoid and symmetric losses
+WIDEST = 1 << 13  # columns; a program holds all of them at a time
 
 
 @functools.cache
@@ -31,7 +32,7 @@ def _launches():
 class SmallBatch:
     """The part of `TritonBackend` that serves a small batch."""
 
-    def serves_whole(self, tile, rows, columns, width, together, dtype):
+    def serves_one_call(self, tile, rows, columns, width, self_similarity, dtype):
         pairs = tile.pairs
         if tile.kind not in LARGEST_GRADIENT or columns > WIDEST:
             return False
@@ -43,7 +44,7 @@ class SmallBatch:
             return pairs.distinct or not tile.symmetric
         return tile.normalise and pairs.negative_target >= 0
 
-    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
+    def in_one_call(self, tile, x, y, scale, bias, weights, needs_grad, totals=None, prefixes=None):
         launches = _launches()
         operands = launches.rows_of(x, y)
         unit_x, unit_y, _ = operands
@@ -52,32 +53,32 @@ class SmallBatch:
         self.multiply(unit_x, unit_y.t(), products, accumulate=False)
         losses = unit_x.new_empty(rows, dtype=torch.float64)
         panel = sums = None
-        if wants is not None:
+        if needs_grad is not None:
             panel = _panel(unit_x, products)
             if isinstance(scale, torch.Tensor) or isinstance(bias, torch.Tensor):
                 sums = losses.new_empty((2, rows))
         numbers = _number(scale), _number(bias), weights
         launches.losses(tile, operands, products, panel, (losses, sums), numbers, _gain(tile, x))
         loss = losses.sum().to(torch.float32)
-        if wants is None:
+        if needs_grad is None:
             return (loss,)
         grad_x = grad_y = None
-        if wants[0]:
+        if needs_grad[0]:
             grad_x = products.new_empty(unit_x.shape)
             self.multiply(panel, unit_y, grad_x, accumulate=False)
-        if wants[0] and y is None:
+        if needs_grad[0] and y is None:
             self.multiply(panel.t(), unit_x, grad_x, accumulate=True)
-        if wants[1]:
+        if needs_grad[1]:
             grad_y = products.new_empty(unit_y.shape)
             self.multiply(panel.t(), unit_x, grad_y, accumulate=False)
         return loss, grad_x, grad_y, sums, *operands
 
-    def whole_gradients(self, tile, grad, found, given, wants, dtype, *, spent=False):
+    def one_call_gradients(self, tile, grad, found, given, needs_grad, dtype, *, spent=False):
         x, y, scale, _, weights = given
         grad_x, grad_y, sums, *operands = found
         launches = _launches()
         sides = (None, None)
-        if wants[0] or wants[1]:
+        if needs_grad[0] or needs_grad[1]:
             sides = launches.rows_backward(
                 grad,
                 (grad_x, grad_y),
@@ -87,25 +88,25 @@ class SmallBatch:
                 _number(scale),
                 weights,
                 _gain(tile, x),
-                wants,
+                needs_grad,
                 dtype,
             )
         numbers = None
-        if wants[2] or wants[3]:
+        if needs_grad[2] or needs_grad[3]:
             numbers = sums.sum(1)
             numbers = numbers if grad is None else numbers * grad
         return *sides, numbers
 
 
 def _number(value):
-    """A number as the kernels take it: no integer, of which each would be compiled for."""
+    """A number as the kernels take it: not an integer, for each of which they would be compiled."""
     return value if isinstance(value, torch.Tensor) else float(value)
 
 
 def _panel(unit, products):
-    """(N, M) in the type of the operands: in place of the products, each row of its own.
+    """The panel (N, M) in the type of the operands, each row in the memory of its products.
 
-    Else where library products would not have its rows aligned.
+    It has memory of its own if that would not align the rows for library products.
     """
     rows, columns = products.shape
     if unit.dtype == torch.float32:

@@ -4,24 +4,26 @@ import functools
 
 import torch
 
-from fastsim.integrations.dtypes import as_theirs
+from fastsim.integrations.dtypes import in_their_dtype
 from fastsim.integrations.open_clip import peer
-from fastsim.integrations.open_clip.features import checked, on_few
+from fastsim.integrations.open_clip.features import checked_features, on_two_rows
 from fastsim.integrations.open_clip.gather import sides_of
-from fastsim.integrations.overrides import Hooked, say_once
+from fastsim.integrations.overrides import Hooked, no_fused_form
 from fastsim.integrations.products import cross_entropy
 
 theirs = peer.losses()
-_Theirs = theirs.ClipLoss  # whatever is under that name later
+_Theirs = theirs.ClipLoss  # as it is now: somebody may put another class under that name
 
 
 class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")):
     """The mean of image -> text and text -> image cross entropy.
 
-    local_loss: each rank's features against those of all, not all against all; gather_with_grad:
-    the gathered features carry their gradient back to their ranks. cache_labels has no effect:
-    there are no labels. ValueError for combinations that are refused, see the package.
+    local_loss: each rank compares its own features with those of all ranks, instead of all with
+    all. gather_with_grad: gathered features carry their gradient back to their ranks. cache_labels
+    has no effect, as there are no labels. ValueError for local_loss without gather_with_grad.
     """
+
+    _package = "open_clip"
 
     @functools.wraps(theirs.ClipLoss.__init__)
     def __init__(self, *args, **options):
@@ -32,43 +34,38 @@ class ClipLoss(Hooked, theirs.ClipLoss, hooks=("get_logits", "get_ground_truth")
         """ValueError for local_loss without gather_with_grad in several processes."""
         if self.local_loss and not self.gather_with_grad and self.world_size > 1:
             raise ValueError(
-                "gather_with_grad: wanted True with local_loss, got False: gathered features"
-                " without a gradient would leave out what each is to the rows of other ranks,"
-                " and of its own"
+                "gather_with_grad: wanted True with local_loss, got False; without it the features"
+                " get no gradient as candidates"
             )
 
     def forward(
         self, image_features, text_features, logit_scale, logit_bias=None, output_dict=False
     ):
         """Features (N, D) each of this rank -> the loss, with `output_dict` in a dictionary."""
-        given = image_features, text_features, logit_scale, logit_bias
-        reason = unserved(self)
-        if reason is not None:
-            say_once(self, f"{reason} has no fused form", "open_clip", stacklevel=4)
-        if reason is not None or len(image_features) == 0:
-            return super().forward(*given, output_dict=output_dict)
-        loss = self._fused(*given)
-        loss = as_theirs(loss, _Theirs, lambda: on_few(_Theirs(), given), *given)
+        inputs = image_features, text_features, logit_scale, logit_bias
+        if self.is_unfused(stacklevel=4) or len(image_features) == 0:
+            return super().forward(*inputs, output_dict=output_dict)
+        loss = self._fused(*inputs)
+        loss = in_their_dtype(loss, _Theirs, lambda: on_two_rows(_Theirs(), inputs), *inputs)
         return {"contrastive_loss": loss} if output_dict else loss
 
+    def unfused_reason(self, *inputs):
+        if getattr(self, "use_horovod", False):  # an option of version 3
+            return no_fused_form("use_horovod")
+        return super().unfused_reason(*inputs)
+
     def _fused(self, image_features, text_features, logit_scale, logit_bias):
-        images, texts, scale = checked(image_features, text_features, logit_scale)
+        images, texts, scale = checked_features(image_features, text_features, logit_scale)
         sides = sides_of(self, images, texts, with_grad=self.gather_with_grad)
         loss = contrastive(sides, scale)
         if logit_bias is not None:
-            # A softmax does not see it; its gradient is 0, and not missing.
+            # The softmax does not depend on it. Its gradient is 0, not None.
             loss = loss + 0 * torch.as_tensor(logit_bias).sum()
         return loss
 
 
 class CoCaLoss(theirs.CoCaLoss, ClipLoss):
-    """The same and a captioner's cross entropy, which is theirs."""
-
-
-def unserved(loss):
-    """What of a ClipLoss has no fused form, a replaced hook or an option; None: all of it has."""
-    horovod = getattr(loss, "use_horovod", False)  # an option of version 3
-    return "use_horovod" if horovod else loss.replaced_hook()
+    """ClipLoss, and the cross entropy of the captions, which open_clip computes."""
 
 
 def contrastive(sides, scale):
@@ -81,6 +78,6 @@ def contrastive(sides, scale):
 
 
 def _cross_entropy(rows, columns, scale, *, first=0, symmetric=False):
-    """Of each row (N, D) among the columns (M, D), its own being column `first` + i."""
+    """Of each row (N, D) with the columns (M, D); the positive of row i is column `first` + i."""
     positives = torch.arange(first, first + rows.shape[0], device=rows.device)
     return cross_entropy(rows, columns, positives, scale, symmetric=symmetric)

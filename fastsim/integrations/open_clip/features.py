@@ -1,4 +1,4 @@
-"""Features and logit scales as open_clip's losses get them."""
+"""The features and logit scales that open_clip's losses are given."""
 
 import torch
 from torch import Tensor
@@ -6,32 +6,32 @@ from torch import Tensor
 from fastsim.checks import INTEGRAL, check_alike, check_embeddings, check_number
 from fastsim.engine.autograd import tile_loss
 from fastsim.integrations.dtypes import in_one_dtype
+from fastsim.precision import compute_dtype
 from fastsim.reduce import as_float, equal_row_weights
-from fastsim.scores import compute_dtype
 
 NAMES = "image_features", "text_features", "logit_scale"
 
 
-def checked(image_features, text_features, logit_scale, *, prefix=""):
-    """(image features, text features, scale): everything looked at, the scale positive.
+def checked_features(image_features, text_features, logit_scale, *, prefix=""):
+    """(image features, text features, scale), all checked, with a positive scale.
 
-    A scale of 0 or less is multiplied into the image features, and 1 is left. Off the CPU a tensor
-    is not looked at, as that would wait for the device: the features are multiplied by 1 or by it.
-    prefix: of the arguments' names.
+    A scale of 0 or less is multiplied into the image features and becomes 1. The value of a tensor
+    off the CPU is not read, as that would wait for the device: the same is done there by
+    `torch.where`. prefix: of the arguments' names, for messages.
     """
-    images, texts, of_logits = (f"{prefix}{name}" for name in NAMES)
+    images, texts, scale_name = (f"{prefix}{name}" for name in NAMES)
     check_embeddings(images, image_features)
     check_embeddings(texts, text_features)
     image_features, text_features = in_one_dtype(image_features, text_features)
     check_alike(texts, text_features, images, image_features, rows=True)
-    scale = scalar(of_logits, logit_scale)
-    check_number(of_logits, scale)
+    scale = scalar(scale_name, logit_scale)
+    check_number(scale_name, scale)
     if _is_read(scale) and scale <= 0:
         return as_float(image_features) * scale, as_float(text_features), 1.0
     if not _is_read(scale):
-        above = scale > 0
-        factor = torch.where(above, 1.0, scale).to(image_features.dtype)
-        return image_features * factor, text_features, torch.where(above, scale, 1.0)
+        positive = scale > 0
+        factor = torch.where(positive, 1.0, scale).to(image_features.dtype)
+        return image_features * factor, text_features, torch.where(positive, scale, 1.0)
     return image_features, text_features, scale
 
 
@@ -40,9 +40,9 @@ def _is_read(scale):
     return on_cpu and not torch.compiler.is_compiling()
 
 
-def on_few(loss, given):
-    """The loss of two rows of the features; the numbers as they are."""
-    return loss(*(value.detach()[:2] if _is_matrix(value) else value for value in given))
+def on_two_rows(loss, inputs):
+    """The loss of the first two rows of the features, with the other inputs as they are."""
+    return loss(*(value.detach()[:2] if _is_matrix(value) else value for value in inputs))
 
 
 def _is_matrix(value):
@@ -50,7 +50,7 @@ def _is_matrix(value):
 
 
 def scalar(name, value):
-    """A number or a tensor of one element, whatever its shape; integers as float32."""
+    """A number, or a tensor of one element as a 0-d tensor; integers become float32."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name}: wanted one element, got shape {tuple(value.shape)}")
@@ -59,8 +59,8 @@ def scalar(name, value):
     return value
 
 
-def mean(tile, rows, columns, scale, formula, backend, **rest):
-    """The mean over the rows of a tile loss; `formula` as for `tile_loss`."""
+def mean_loss(tile, rows, columns, scale, formula, backend, **options):
+    """The mean over the rows of a tile loss; `formula` and options as for `tile_loss`."""
     weights = equal_row_weights("mean", rows.shape[0], compute_dtype(rows), rows.device)
-    given = {"weights": weights, "formula": formula, "backend": backend}
-    return tile_loss(tile, rows, columns, scale=scale, **given, **rest)
+    options |= {"weights": weights, "formula": formula, "backend": backend}
+    return tile_loss(tile, rows, columns, scale=scale, **options)

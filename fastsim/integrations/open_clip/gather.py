@@ -9,9 +9,9 @@ from fastsim.operators import once_differentiable
 
 
 class Sides(NamedTuple):
-    """The images and texts (N, D) whose losses are this rank's, and all (M, D), their candidates.
+    """The images and texts (N, D) whose losses this rank computes, and their candidates (M, D).
 
-    first: the row of `all_images` and `all_texts` at which this rank's own begin.
+    first: the row of `all_images` and `all_texts` at which those of this rank begin.
     """
 
     images: Tensor
@@ -34,7 +34,7 @@ def sides_of(loss, images, texts, *, with_grad):
 
 
 def gather(features, rank, *, with_grad=True):
-    """The features of all ranks (N of all, D); without their gradient, but for this rank's own."""
+    """The features of all ranks (M, D); without with_grad only this rank's have a gradient."""
     if with_grad:
         return _Gather.apply(features)
     gathered = _all_gather(features.detach())
@@ -43,7 +43,7 @@ def gather(features, rank, *, with_grad=True):
 
 
 def _all_gather(features):
-    """The features of each rank, as a list; all have as many rows."""
+    """The features of each rank, as a list; every rank has the same number of rows."""
     parts = [torch.empty_like(features) for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather(parts, features.contiguous())
     return parts
@@ -58,7 +58,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        # A sum over all ranks rather than a scattered one, which not every transport has.
+        # Not a reduce-scatter, which not every communication backend has.
         grad = grad.contiguous()
         torch.distributed.all_reduce(grad)
         return grad[torch.distributed.get_rank() * ctx.rows :][: ctx.rows]

@@ -1,4 +1,4 @@
-"""open_clip itself, as far as it is here."""
+"""Imports open_clip, or at least its losses."""
 
 import functools
 import importlib
@@ -7,17 +7,17 @@ import sys
 
 from fastsim.integrations import names
 
-_LONE = "_open_clip_loss"
+_ALONE = "_open_clip_loss"  # the name of the module when the package cannot be imported
 
 
 def package():
-    """open_clip. ImportError where it, or what it imports, is not installed."""
+    """The package open_clip. ImportError if it, or a package that it imports, is missing."""
     return importlib.import_module("open_clip")
 
 
 @functools.cache
 def losses():
-    """open_clip.loss; alone where the package lacks torchvision, which the losses do not need."""
+    """open_clip.loss, imported alone if torchvision or timm is missing, which it does not need."""
     found = importlib.util.find_spec("open_clip")
     if found is None:
         raise ImportError(
@@ -31,7 +31,7 @@ def losses():
         if error.name.partition(".")[0] not in ("torchvision", "timm"):
             raise
     path = f"{found.submodule_search_locations[0]}/loss.py"
-    spec = importlib.util.spec_from_file_location(_LONE, path)
-    sys.modules[_LONE] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[_LONE])
-    return sys.modules[_LONE]
+    spec = importlib.util.spec_from_file_location(_ALONE, path)
+    sys.modules[_ALONE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[_ALONE])
+    return sys.modules[_ALONE]

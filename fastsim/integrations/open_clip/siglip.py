@@ -8,17 +8,17 @@ from fastsim.autocast import in_autocast
 from fastsim.backends import pick
 from fastsim.backends.extras import DOT
 from fastsim.checks import check_choice
-from fastsim.integrations.dtypes import as_theirs
+from fastsim.integrations.dtypes import in_their_dtype
 from fastsim.integrations.open_clip import peer
-from fastsim.integrations.open_clip.features import checked, mean, on_few, scalar
+from fastsim.integrations.open_clip.features import checked_features, mean_loss, on_two_rows, scalar
 from fastsim.integrations.open_clip.gather import gather
-from fastsim.integrations.overrides import Hooked, say_once
+from fastsim.integrations.overrides import Hooked
 from fastsim.losses import siglip_from_scores
 from fastsim.pairs import parse_targets
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 theirs = peer.losses()
-_Theirs = theirs.SigLipLoss  # whatever is under that name later
+_Theirs = theirs.SigLipLoss  # as it is now: somebody may put another class under that name
 DISTRIBUTIONS = ("bidir", "shift", "reduce", "gather")
 _CHUNKS = "chunk_size" in inspect.signature(theirs.SigLipLoss.__init__).parameters  # version 4
 
@@ -28,10 +28,12 @@ class SigLipLoss(
 ):
     """Every image-text pair as a binary decision.
 
-    dist_impl: "bidir", "shift", "reduce" or "gather", how features travel there; here they are
-    gathered whichever is named, which gives the same sum. cache_labels has no effect, nor has
-    chunk_size, of version 4: no logits are kept.
+    dist_impl: how open_clip exchanges features: "bidir", "shift", "reduce" or "gather". Here they
+    are always gathered, which gives the same sum. cache_labels and chunk_size (of version 4) have
+    no effect, as no logits are kept.
     """
+
+    _package = "open_clip"
 
     def __init__(
         self,
@@ -47,22 +49,19 @@ class SigLipLoss(
         self.chunk_size = chunk_size
 
     def check_options(self):
-        """All that they take is served."""
+        """Every option of theirs is supported."""
 
     def forward(self, image_features, text_features, logit_scale, logit_bias, output_dict=False):
         """Features (N, D) each of this rank -> the loss, with `output_dict` in a dictionary."""
-        given = image_features, text_features, logit_scale, logit_bias
-        hook = self.replaced_hook()
-        if hook is not None:
-            say_once(self, f"{hook} has no fused form", "open_clip", stacklevel=4)
-        if hook is not None or len(image_features) == 0:
-            return super().forward(*given, output_dict=output_dict)
-        loss = self._fused(*given)
-        loss = as_theirs(loss, _Theirs, lambda: on_few(_Theirs(), given), *given)
+        inputs = image_features, text_features, logit_scale, logit_bias
+        if self.is_unfused(stacklevel=4) or len(image_features) == 0:
+            return super().forward(*inputs, output_dict=output_dict)
+        loss = self._fused(*inputs)
+        loss = in_their_dtype(loss, _Theirs, lambda: on_two_rows(_Theirs(), inputs), *inputs)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _fused(self, image_features, text_features, logit_scale, logit_bias):
-        images, texts, scale = checked(image_features, text_features, logit_scale)
+        images, texts, scale = checked_features(image_features, text_features, logit_scale)
         bias = 0.0 if logit_bias is None else scalar("logit_bias", logit_bias)
         rows, targets = images.shape[0], None
         if self.world_size > 1:
@@ -74,9 +73,9 @@ class SigLipLoss(
         if backend.name == "eager":
             return siglip_from_scores(images @ texts.T, targets, scale=scale, bias=bias)
         pairs = parse_targets(targets, rows, texts.shape[0], texts.device)
-        tile = Tile("sigmoid", pairs, cosine=False)
+        tile = TileLoss("sigmoid", pairs, cosine=False)
 
         def formula(scores, scale, bias):
             return siglip_from_scores(scores, targets, scale=scale, bias=bias, reduction="none")
 
-        return mean(tile, images, texts, scale, formula, backend, bias=bias)
+        return mean_loss(tile, images, texts, scale, formula, backend, bias=bias)

@@ -1,14 +1,14 @@
-"""Losses of pytorch-metric-learning without its N x N and N x C matrices: change the import alone.
+"""Losses of pytorch-metric-learning without their N x N and N x C matrices: change the import.
 
     from fastsim.integrations.pytorch_metric_learning import losses, miners
 
 `losses` has NTXentLoss, SupConLoss, MultiSimilarityLoss, CircleLoss, TripletMarginLoss,
 CrossBatchMemory, NormalizedSoftmaxLoss, CosFaceLoss, ArcFaceLoss, ProxyNCALoss and ProxyAnchorLoss,
-`miners` has BatchHardMiner; every other name there is pytorch-metric-learning's.
-Its `distances`, `reducers` and the rest are imported from it as before. Arguments, defaults,
-reducers, regularizers and results are those of version 2.9, whose classes these derive from. Where
-an option has no fused form, or a method of theirs was replaced, the code of pytorch-metric-learning
-computes the loss, and a warning says so once.
+`miners` has BatchHardMiner. Every other name, such as `distances` and `reducers`, is that of
+pytorch-metric-learning. These are subclasses of the classes of version 2.9, with their arguments,
+defaults, reducers, regularizers and results. If an option has no fused form, or a method of theirs
+has been replaced, the code of pytorch-metric-learning computes the loss, and a warning says so
+once.
 """
 
 import importlib

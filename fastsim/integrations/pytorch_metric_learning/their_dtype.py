@@ -4,32 +4,35 @@ import copy
 
 import torch
 
-from fastsim.integrations.dtypes import as_theirs
+from fastsim.integrations.dtypes import in_their_dtype
 
 _PACKAGE = "pytorch_metric_learning."
 
 
 class TheirDtype:
-    """forward with the dtype of their loss; of a reducer that gives no number, as it comes."""
+    """Mixed in before a loss of theirs: `forward` returns the dtype of their loss.
 
-    def forward(self, embeddings, *given, **named):
+    What a reducer returns that is no tensor is left as it is.
+    """
+
+    def forward(self, embeddings, *inputs, **options):
         """The loss of embeddings (N, D) with labels, pairs or triplets, and references."""
-        loss = super().forward(embeddings, *given, **named)
+        loss = super().forward(embeddings, *inputs, **options)
         if not isinstance(loss, torch.Tensor):
             return loss
         kind = next(k for k in type(self).__mro__ if k.__module__.startswith(_PACKAGE))
 
         def call():
-            # From 26 rows on torch has Euclidean distances of bfloat16.
-            few = embeddings.detach().new_ones(26, embeddings.shape[1])
-            classes = torch.arange(26, device=few.device) % 2
+            # torch computes Euclidean distances of bfloat16 only from 26 rows on.
+            rows = embeddings.detach().new_ones(26, embeddings.shape[1])
+            classes = torch.arange(26, device=rows.device) % 2
             options = {"distance": copy.copy(self.distance), "reducer": copy.deepcopy(self.reducer)}
-            return kind(**options, **self.small_options(few.shape[1]))(few, classes)
+            return kind(**options, **self.small_options(rows.shape[1]))(rows, classes)
 
-        # Of several reducers the sum has the dtype of the embeddings.
+        # All reducers count: a sum of several has the dtype of the embeddings.
         owner = kind, type(self.distance), *map(type, self.reducer.modules())
-        return as_theirs(loss, owner, call, embeddings)
+        return in_their_dtype(loss, owner, call, embeddings)
 
     def small_options(self, width):
-        """What their class wants further for a loss of few rows (M, width) of two classes."""
+        """Further options of their class for a small loss: rows (M, width) of two classes."""
         return {}

@@ -4,22 +4,22 @@
 
     loss = losses.MultipleNegativesRankingLoss(model)
 
-Each is a subclass of the loss of that name, so trainers, MatryoshkaLoss, model cards and
-isinstance take it for what it replaces; the loss itself is computed without an N x N matrix. Where
-an option has no fused form, or a method of theirs was replaced, the code of sentence-transformers
-computes the loss, and a warning says so once. Every other name is that of sentence-transformers.
+Each is a subclass of the loss of that name, so that trainers, MatryoshkaLoss, model cards and
+isinstance accept it in its place. The loss itself is computed without an N x N matrix. If an option
+has no fused form, or a method of theirs has been replaced, the code of sentence-transformers
+computes the loss, and a warning says so once. Every other name is sentence-transformers'.
 
-`scale` and `temperature` may be a torch.nn.Parameter, which the trainer then learns (with a rate
-of its own by `learning_rate_mapping`). In several processes the trainer wraps the model alone, so
-each process learns a number of its own, as it does the classifier of SoftmaxLoss; nor is the number
-in the trainer's checkpoints. `FullTripletLoss`, `SigLIPLoss` and `CoSENTMatrixLoss` have no
-counterpart there.
+`scale` and `temperature` may be a torch.nn.Parameter, which the trainer then learns, with a
+learning rate of its own by `learning_rate_mapping`. In several processes the trainer wraps only the
+model, so that each process learns its own value, as for the classifier of SoftmaxLoss; and the
+trainer's checkpoints do not hold the value. `FullTripletLoss`, `SigLIPLoss` and `CoSENTMatrixLoss`
+exist only here.
 """
 # ruff: noqa: E402
 
 from fastsim.integrations import names
 
-names.check_version("sentence-transformers", 6)  # before what an earlier one lacks
+names.check_version("sentence-transformers", 6)  # before importing what older versions lack
 
 from sentence_transformers.sentence_transformer import losses as theirs
 
@@ -85,5 +85,5 @@ __all__ = [
     "TripletLoss",
 ]
 
-__getattr__, __dir__, _theirs = names.served(__name__, theirs)
+__getattr__, __dir__, _theirs = names.forwarding(__name__, theirs)
 __all__ += [name for name in _theirs if name not in __all__]

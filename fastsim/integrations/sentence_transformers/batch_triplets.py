@@ -1,12 +1,13 @@
-"""The four triplet losses over one labelled column (fastsim.losses.batch_hard_triplet and beside).
+"""The four triplet losses over one labelled column (fastsim.losses.batch_hard_triplet and others).
 
-For rows without a positive, and batches of one class, the value is that of sentence-transformers.
+Rows without a positive and batches of one class give the values of sentence-transformers.
 """
 
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
-from fastsim.integrations.sentence_transformers.fused import Fused, class_labels, of_theirs
+from fastsim.integrations.overrides import no_fused_form
+from fastsim.integrations.sentence_transformers.fused import Fused, class_labels, lookup
 from fastsim.losses import batch_all_triplet, batch_semi_hard_triplet, hardest_pairs
 from fastsim.reduce import softplus
 
@@ -20,9 +21,9 @@ DISTANCES = {
 class _OneColumn(Fused):
     """A loss of one column; `of_column(embeddings, labels, distance)` computes it.
 
-    The model is under `model`: under another name, as theirs, a trainer does not find it when it
-    wraps the model for several devices, whose gradients then are not synchronised. In state dicts
-    it has their name, and is read under both.
+    The model's attribute is `model`. Under their name, `sentence_embedder`, a trainer does not find
+    it when it wraps the model for several devices, and gradients are then not synchronised. State
+    dicts have their name, and are read with either.
     """
 
     @property
@@ -33,7 +34,7 @@ class _OneColumn(Fused):
         super().__setattr__("model" if name == "sentence_embedder" else name, value)
 
     def state_dict(self, *args, **options):
-        """As theirs: the model's entries begin with `sentence_embedder`."""
+        """As theirs: the keys of the model begin with `sentence_embedder`."""
         state = super().state_dict(*args, **options)
         _rename(state, options.get("prefix", ""), "model", "sentence_embedder")
         return state
@@ -46,9 +47,10 @@ class _OneColumn(Fused):
         """The loss of the first tokenized column, with class labels."""
         return super().forward(list(sentence_features), labels)
 
-    def unfused_option(self):
-        known = of_theirs(DISTANCES, self.distance_metric)
-        return super().unfused_option() if known else "distance_metric"
+    def unfused_reason(self, *inputs):
+        if lookup(DISTANCES, self.distance_metric) is None:
+            return no_fused_form("distance_metric")
+        return super().unfused_reason(*inputs)
 
     def fused(self, embeddings, labels):
         column = embeddings[0]
@@ -57,7 +59,7 @@ class _OneColumn(Fused):
 
 
 def _rename(state, prefix, old, new):
-    """Entries of a state dict under prefix + old come under prefix + new, in their place."""
+    """Renames the keys of a state dict that begin with prefix + old; their order is kept."""
     tables = state, getattr(state, "_metadata", {})
     for table, dot in zip(tables, (".", ""), strict=True):
         for key in list(table):
@@ -68,22 +70,22 @@ def _rename(state, prefix, old, new):
 
 
 def _hardest_gap(embeddings, labels, distance):
-    """How much farther each row's hardest positive is than its hardest negative (N,).
+    """Distance of each row's hardest positive minus that of its hardest negative (N,).
 
-    As theirs, a row without a positive has the distance 0 to it. In a batch of one class the
-    negative is as far as the farthest and the nearest row together, each row being one of its own:
-    the farthest is the positive too, and cancels.
+    As in sentence-transformers, a row without a positive has distance 0 to it. In a batch of one
+    class theirs takes the largest plus the smallest distance of the row for the negative, the row
+    itself included, so that the largest cancels with the positive.
     """
     hardest = hardest_pairs(embeddings, labels, distance=distance)
-    # Not by their indices: a NaN has none on every backend, and has to reach the loss.
+    # Compared by value, not by index: a NaN has no index on some backends, and must reach the loss.
     positive = hardest.positive.masked_fill(hardest.positive == -torch.inf, 0.0)
-    own = _own_distances(embeddings, distance).to(positive.dtype)
-    of_one_class = torch.maximum(positive, own) + own
-    return positive - torch.where(hardest.negative == torch.inf, of_one_class, hardest.negative)
+    to_itself = _distances_to_itself(embeddings, distance).to(positive.dtype)
+    one_class = torch.maximum(positive, to_itself) + to_itself
+    return positive - torch.where(hardest.negative == torch.inf, one_class, hardest.negative)
 
 
-def _own_distances(embeddings, distance):
-    """Of the rows to themselves (N,): 0, but 1 of a zero row, whose cosine with any row is 0."""
+def _distances_to_itself(embeddings, distance):
+    """Distances of the rows to themselves (N,): 0, but 1 for the cosine of a zero row."""
     if distance == "cosine":
         return ~embeddings.any(1)
     return torch.zeros_like(embeddings[:, 0])
@@ -104,21 +106,22 @@ class BatchHardSoftMarginTripletLoss(
     theirs.BatchHardSoftMarginTripletLoss,
     hooks=("batch_hard_triplet_soft_margin_loss",),
 ):
-    """The same with a soft margin; arguments as sentence-transformers' loss."""
+    """BatchHardTripletLoss with a soft margin; arguments as sentence-transformers' loss."""
 
     def of_column(self, embeddings, labels, distance):
         return softplus(_hardest_gap(embeddings, labels, distance)).mean()
 
 
 class _WithMargin(_OneColumn):
-    """A loss whose margin, the attribute `margin_name`, has a fused form as a number."""
+    """A loss with a margin, the attribute `margin_name`, that is fused if it is not learnt."""
 
     margin_name = "triplet_margin"
 
-    def unfused_option(self):
+    def unfused_reason(self, *inputs):
         margin = getattr(self, self.margin_name)
-        learnt = isinstance(margin, torch.Tensor) and margin.requires_grad
-        return self.margin_name if learnt else super().unfused_option()
+        if isinstance(margin, torch.Tensor) and margin.requires_grad:
+            return no_fused_form(self.margin_name)
+        return super().unfused_reason(*inputs)
 
     def margin_number(self):
         """The margin as a number."""
@@ -130,7 +133,7 @@ class BatchSemiHardTripletLoss(
 ):
     """Semi-hard negatives; arguments as sentence-transformers' loss.
 
-    In a batch of one class their code computes the loss; it takes 0 for the missing distances.
+    A batch of one class is computed by their code, which takes 0 for the missing distances.
     """
 
     margin_name = "margin"

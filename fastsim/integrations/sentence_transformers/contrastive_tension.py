@@ -7,13 +7,13 @@ symmetric loss. The scale is exp(logit_scale), a number that is learnt.
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
-from fastsim.integrations.dtypes import as_theirs, code_of, in_one_dtype
-from fastsim.integrations.overrides import is_plain
+from fastsim.integrations.dtypes import function_key, in_one_dtype, in_their_dtype
+from fastsim.integrations.overrides import is_plain, no_fused_form, replaced
 from fastsim.integrations.sentence_transformers.fused import (
     CROSS_ENTROPY,
     SIMILARITIES,
     Replacement,
-    of_theirs,
+    lookup,
 )
 from fastsim.losses import info_nce
 from fastsim.reduce import inverse
@@ -28,10 +28,8 @@ class ContrastiveTensionLossInBatchNegatives(
     """
 
     def forward(self, sentence_features, labels):
-        """The loss of one tokenized column, which both encoders see; labels are ignored."""
-        option = self.unfused_option()
-        if option is not None:
-            self.say_unfused(option, stacklevel=4)
+        """The loss of one tokenized column, which both encoders get; labels are ignored."""
+        if self.is_unfused(stacklevel=4):
             return super().forward(sentence_features, labels)
         (features, *_) = sentence_features
         columns = [model(features)["sentence_embedding"] for model in (self.model1, self.model2)]
@@ -46,20 +44,21 @@ class ContrastiveTensionLossInBatchNegatives(
             similarity=SIMILARITIES[self.similarity_fct],
         )
 
-        def few():
+        def theirs_on_two_rows():
             return self._from_scores(*(column[:2] for column in columns))
 
-        return as_theirs(loss, (type(self), code_of(self.similarity_fct)), few, *columns)
+        owner = type(self), function_key(self.similarity_fct)
+        return in_their_dtype(loss, owner, theirs_on_two_rows, *columns)
 
-    def unfused_option(self):
-        if of_theirs(SIMILARITIES, self.similarity_fct) is None:
-            return "similarity_fct"
+    def unfused_reason(self, *inputs):
+        if lookup(SIMILARITIES, self.similarity_fct) is None:
+            return no_fused_form("similarity_fct")
         if not is_plain(self.cross_entropy_loss, CROSS_ENTROPY):
-            return "cross_entropy_loss"
-        return super().unfused_option()
+            return replaced("cross_entropy_loss")
+        return super().unfused_reason(*inputs)
 
     def _from_scores(self, queries, candidates):
-        """The loss by all scores, as theirs."""
+        """The loss by way of the score matrix, as sentence-transformers computes it."""
         scores = self.similarity_fct(queries, candidates) * self.logit_scale.exp()
         labels = torch.arange(len(scores), device=scores.device)
         return sum(self.cross_entropy_loss(each, labels) for each in (scores, scores.T)) / 2

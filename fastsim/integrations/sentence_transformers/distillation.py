@@ -1,9 +1,9 @@
 """Distillation of a teacher's scores of given pairs: DistillKLDivLoss, MarginMSELoss.
 
-A query is scored against its own documents alone, so there is no matrix. What costs time is the
-normalisation of both sides of every pair: their `pairwise_cos_sim` becomes that of this module.
-Another `similarity_fct`, their default `pairwise_dot_score` among them, stays what it is: there is
-nothing between a product and its sum to be saved. Over all pairs of a batch: `fastsim.distill`.
+A query is scored with its own documents only, so there is no matrix to save. What costs time is to
+normalise both sides of every pair, so their `pairwise_cos_sim` is replaced by the function here.
+Any other `similarity_fct`, such as the default `pairwise_dot_score`, is kept: it has nothing to
+fuse. `fastsim.distill` learns from all pairs of a batch.
 """
 
 import copy
@@ -11,27 +11,30 @@ import copy
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as theirs
 
+from fastsim.integrations.function_attribute import FunctionAttribute
 from fastsim.integrations.sentence_transformers.fused import Fused
 from fastsim.scores import paired_cosine_similarity
 
 
 def pairwise_cos_sim(a, b):
-    """Cosines (N,) of paired rows a, b (N, D), in float32 or more; else by their function."""
-    if not (a.is_floating_point() and a.dtype == b.dtype and a.dim() == 2 and len(a)):
-        return util.pairwise_cos_sim(a, b)
-    if a.is_sparse or b.is_sparse:
+    """Cosines (N,) of paired rows a, b (N, D), in float32 or more.
+
+    Theirs computes other shapes, dtypes and layouts.
+    """
+    alike = a.is_floating_point() and a.dtype == b.dtype and a.dim() == 2 and len(a)
+    if not alike or a.is_sparse or b.is_sparse:
         return util.pairwise_cos_sim(a, b)
     return paired_cosine_similarity(a, b)
 
 
-class _Paired(Fused):
+class _PairScores(FunctionAttribute, Fused):
     """Mixed in before a loss whose `similarity_fct` scores paired rows."""
 
-    def __setattr__(self, name, value):
-        """Their cosines become ours whenever they are set."""
-        if name == "similarity_fct" and value is util.pairwise_cos_sim:
-            value = pairwise_cos_sim
-        super().__setattr__(name, value)
+    function_attribute = "similarity_fct"
+
+    @staticmethod
+    def fused_function(function):
+        return pairwise_cos_sim if function is util.pairwise_cos_sim else function
 
     def compute_loss_from_embeddings(self, embeddings, labels=None):
         """The loss of [queries, positives, *negatives], each (N, D), by their code."""
@@ -39,24 +42,24 @@ class _Paired(Fused):
         if self.similarity_fct is not pairwise_cos_sim:
             return loss
 
-        def few(*rows):
+        def theirs_on_rows(*rows):
             peer = copy.copy(self)
             vars(peer)["similarity_fct"] = util.pairwise_cos_sim
             return super(Fused, peer).compute_loss_from_embeddings(list(rows), labels[:2])
 
-        return self.in_their_dtype(loss, few, embeddings)
+        return self.in_their_dtype(loss, theirs_on_rows, embeddings)
 
 
-class DistillKLDivLoss(_Paired, theirs.DistillKLDivLoss):
+class DistillKLDivLoss(_PairScores, theirs.DistillKLDivLoss):
     """KL divergence of a teacher's softmax over a query's documents from the model's.
 
-    Arguments as sentence-transformers'. With `similarity_fct=util.pairwise_cos_sim` the cosines are
-    fused.
+    Arguments as sentence-transformers' loss. With `similarity_fct=util.pairwise_cos_sim` the
+    cosines are fused.
     """
 
 
-class MarginMSELoss(_Paired, theirs.MarginMSELoss):
-    """Squared error of margins against a teacher's; arguments as sentence-transformers'.
+class MarginMSELoss(_PairScores, theirs.MarginMSELoss):
+    """Squared error of margins against a teacher's; arguments as sentence-transformers' loss.
 
     With `similarity_fct=util.pairwise_cos_sim` the cosines are fused.
     """

@@ -1,4 +1,4 @@
-"""What the drop-in losses share: whose code computes, checks, numbers that are learnt."""
+"""What the drop-in losses share: the choice of fused or peer code, checks, learnt numbers."""
 
 import sys
 from collections.abc import Hashable
@@ -7,8 +7,8 @@ import torch
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator
 from sentence_transformers.util import cos_sim, dot_score, pytorch_cos_sim
 
-from fastsim.integrations.dtypes import as_theirs, code_of, in_one_dtype
-from fastsim.integrations.overrides import Hooked, say_once
+from fastsim.integrations.dtypes import function_key, in_one_dtype, in_their_dtype
+from fastsim.integrations.overrides import Hooked
 from fastsim.integrations.sentence_transformers.their_module import InTheirModule
 
 SIMILARITIES = {cos_sim: "cosine", pytorch_cos_sim: "cosine", dot_score: "dot"}
@@ -16,99 +16,96 @@ CROSS_ENTROPY = torch.nn.CrossEntropyLoss()
 
 
 class Replacement(InTheirModule, Hooked):
-    """Mixed in before a loss of sentence-transformers whose code computes what is not fused."""
+    """Mixed in before a loss of sentence-transformers, whose code computes what is not fused."""
 
-    def unfused_option(self):
-        """The option without a fused form, or what has been replaced, or None."""
-        return self.replaced_hook()
-
-    def say_unfused(self, option, *, stacklevel=3):
-        """Says once for each loss that `option` is computed by sentence-transformers' own code."""
-        sentence = f"{option} has no fused form"
-        say_once(self, sentence, "sentence-transformers", stacklevel=stacklevel + 1)
+    _package = "sentence-transformers"
 
 
 class Fused(Replacement):
     """Mixed in before a loss of embeddings, which `fused(embeddings, labels)` computes.
 
-    The columns that `fused` is given have one dtype.
+    `fused` is given columns of one dtype.
     """
 
     def compute_loss_from_embeddings(self, embeddings, labels=None):
         """The loss of the columns, each (N, D), with the labels that it takes -> scalar."""
         theirs = super().compute_loss_from_embeddings
-        if self.is_theirs(embeddings):
+        if self.needs_theirs(embeddings):
             return theirs(embeddings, labels)
         loss = self.fused(in_one_dtype(*embeddings), labels)
 
-        def few(*rows):
+        def theirs_on_rows(*rows):
             return theirs(list(rows), None if labels is None else labels[:2])
 
-        return self.in_their_dtype(loss, few, embeddings)
+        return self.in_their_dtype(loss, theirs_on_rows, embeddings)
 
-    def is_theirs(self, embeddings, *, stacklevel=4):
-        """Whether their code computes these, which is said unless there are no rows."""
-        option = self.unfused_option()
-        if option is not None:
-            self.say_unfused(option, stacklevel=stacklevel)
-        return option is not None or len(embeddings[0]) == 0
+    def needs_theirs(self, embeddings):
+        """Whether their code has to compute the loss: it is not fused, or there are no rows."""
+        return self.is_unfused(stacklevel=4) or len(embeddings[0]) == 0
 
     def in_their_dtype(self, loss, theirs, embeddings):
-        """The loss in the dtype of theirs(*columns), of two rows of each column."""
-        called = ("distance_metric", "similarity_fct", "loss_fct")
-        owner = type(self), *(code_of(getattr(self, name, None)) for name in called)
+        """The loss in the dtype of theirs(*columns), called with two rows of each column."""
+        functions = ("distance_metric", "similarity_fct", "loss_fct")
+        owner = type(self), *(function_key(getattr(self, name, None)) for name in functions)
 
         def call():
             return theirs(*(column.detach()[:2] for column in embeddings))
 
-        return as_theirs(loss, owner, call, *embeddings)
+        return in_their_dtype(loss, owner, call, *embeddings)
 
     def get_config_dict(self):
-        """The options, a learnt number as its value."""
-        config = super().get_config_dict()
-        return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in config.items()}
+        """The options, with the value of a learnt number."""
+        return as_numbers(super().get_config_dict())
 
 
-def of_theirs(table, called, default=None):
-    """table[called]; of what is not there, or cannot be hashed, `default`."""
-    return table.get(called, default) if isinstance(called, Hashable) else default
+def as_numbers(config):
+    """A dictionary of options with the values of its tensors."""
+    return {
+        name: value.item() if isinstance(value, torch.Tensor) else value
+        for name, value in config.items()
+    }
+
+
+def lookup(table, key, default=None):
+    """table.get(key, default), also for a key that cannot be hashed."""
+    return table.get(key, default) if isinstance(key, Hashable) else default
 
 
 def gathering(loss):
-    """A method: (the columns of all ranks with their gradient, this rank's number).
+    """A method that returns (the columns of all ranks with their gradient, this rank's number).
 
-    By the functions that the module of their `loss` has under these names when they are called, so
-    that a patch of one runs.
+    It looks up the functions in the module of their `loss` at each call, so that a patch of them
+    takes effect.
     """
-    home = sys.modules[loss.__module__]
+    module = sys.modules[loss.__module__]
 
     def gathered(self, columns):
-        return [home.all_gather_with_grad(column) for column in columns], home.get_rank()
+        return [module.all_gather_with_grad(column) for column in columns], module.get_rank()
 
     return gathered
 
 
 class LearntInCache:
-    """A cached loss whose number (`learnt`, the attribute's name) may be a Parameter.
+    """A cached loss with a number that may be a Parameter; `learnt` is the attribute's name.
 
-    The loss stage runs backward on its own, long before the gradient of the returned loss (of a
-    gradient scaler, of gradient accumulation) is known. So the number's derivative is kept there,
-    and the returned loss carries it.
+    The loss stage runs backward on its own, before the gradient of the returned loss is known,
+    which may be scaled (gradient scaler, gradient accumulation). It therefore keeps the derivative
+    with respect to the number, and `forward` attaches it to the returned loss.
     """
 
     learnt = None
     _derivative = None
 
     def loss_stage(self, with_backward, compute):
-        """compute(number), run backward if asked; the number's derivative is kept."""
+        """compute(number), with a backward pass if `with_backward`; keeps the derivative."""
         number = getattr(self, self.learnt)
         learns = isinstance(number, torch.Tensor) and number.requires_grad
         if not with_backward:
             return compute(number)
         if learns and isinstance(self.__dict__.get("calculate_loss"), CachedLossDecorator):
             raise ValueError(
-                f"{self.learnt}: wanted a number under MatryoshkaLoss, whose weights a cached loss"
-                " does not see, got a Parameter; the loss without cache learns it"
+                f"{self.learnt}: wanted a number under MatryoshkaLoss, got a Parameter, which a"
+                " cached loss cannot learn with its weights; use the loss without cache"
             )
         number = number.detach().requires_grad_() if learns else number
         loss = compute(number)
@@ -126,12 +123,13 @@ class LearntInCache:
         return loss
 
 
-def check_columns(embeddings, *, fewest=2, most=None):
-    """As many columns of embeddings as the loss takes, all of one shape."""
+def check_columns(embeddings, *, least=2, most=None):
+    """`least` to `most` columns of embeddings, all of one shape."""
     count = len(embeddings)
-    if count < fewest or (most is not None and count > most):
-        wanted = f"at least {fewest}" if most is None else f"{fewest} to {most}"
-        wanted = str(most) if fewest == most else wanted
+    if count < least or (most is not None and count > most):
+        wanted = f"at least {least}" if most is None else f"{least} to {most}"
+        wanted = str(most) if least == most else wanted
+        # In the words of sentence-transformers, which users may match.
         raise ValueError(f"Expected {wanted} embeddings, got {count}")
     shapes = [tuple(column.shape) for column in embeddings]
     if len(set(shapes)) > 1:
@@ -140,7 +138,7 @@ def check_columns(embeddings, *, fewest=2, most=None):
 
 def check_labels(loss, labels, count):
     """Labels, one per example, as (count,)."""
-    if labels.numel() != count:
+    if labels.numel() != count:  # in the words of sentence-transformers
         raise ValueError(
             f"{type(loss).__name__} expects {count} labels (one per example), "
             f"but got {labels.numel()} labels with shape {tuple(labels.shape)}."

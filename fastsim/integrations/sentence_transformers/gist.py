@@ -1,13 +1,13 @@
-"""GISTEmbedLoss and its cached form: InfoNCE whose false negatives a guide model leaves out.
+"""GISTEmbedLoss and its cached form: InfoNCE without the false negatives that a guide finds.
 
     L_i = log sum_{j in kept} exp(cos_ij / temperature) - cos_{i, positive} / temperature
 
-over anchor-positive, anchor-anchor, positive-positive and anchor-negative scores; a pair is kept
-unless its cosine by the guide is above t_i - margin ("absolute") or t_i - |t_i| margin
-("relative"), t_i the guide's cosine of row i's own pair, which is always kept.
+over anchor-positive, anchor-anchor, positive-positive and anchor-negative scores. With t_i the
+guide's cosine of anchor i and its positive, a pair is kept unless its cosine by the guide is above
+t_i - margin ("absolute") or t_i - |t_i| margin ("relative"). The positive is always kept.
 
-Source: Solatorio 2024, "GISTEmbed". The guide's scores are made beside the loss's, a panel at a
-time, and gone with it.
+Source: Solatorio 2024, "GISTEmbed". The guide's scores are computed panel by panel with those of
+the loss, and not stored.
 """
 
 import types
@@ -22,7 +22,7 @@ from fastsim.backends import pick
 from fastsim.backends.extras import GUIDE, UNTARGETED
 from fastsim.engine.log_sum_exp import guide_beside, guide_cosines, log_sum_exp
 from fastsim.integrations.dtypes import in_one_dtype
-from fastsim.integrations.overrides import is_plain
+from fastsim.integrations.overrides import is_plain, replaced
 from fastsim.integrations.sentence_transformers.fused import (
     CROSS_ENTROPY,
     Fused,
@@ -30,27 +30,26 @@ from fastsim.integrations.sentence_transformers.fused import (
     check_columns,
     gathering,
 )
-from fastsim.precision import widened
+from fastsim.precision import compute_dtype, widened
 from fastsim.reduce import inverse
-from fastsim.scores import compute_dtype, paired_cosine_similarity
+from fastsim.scores import paired_cosine_similarity
 
 _their_forward = theirs.GISTEmbedLoss.forward
 _COSINE = torch.nn.CosineSimilarity(dim=-1)
-# What their forward pass reads beside models and methods. Not their `get_config_dict`, which a
-# subclass may have return anything.
+# The options that their forward pass reads. `get_config_dict` may return anything in a subclass.
 _OPTIONS = ("temperature", "margin_strategy", "margin", "contrast_anchors", "contrast_positives")
 _OPTIONS += ("gather_across_devices",)
 
 
 class _Guided(Fused):
-    """The two of them; their matrices and the softmax over those are hooks of theirs."""
+    """What both share: the modules that the fused form does not call."""
 
-    def unfused_option(self):
+    def unfused_reason(self, *inputs):
         if not is_plain(self.similarity_fct, _COSINE):
-            return "similarity_fct"
+            return replaced("similarity_fct")
         if not is_plain(self.cross_entropy_loss, CROSS_ENTROPY):
-            return "cross_entropy_loss"
-        return super().unfused_option()
+            return replaced("cross_entropy_loss")
+        return super().unfused_reason(*inputs)
 
 
 class GISTEmbedLoss(_Guided, theirs.GISTEmbedLoss, hooks=("sim_matrix",)):
@@ -61,11 +60,9 @@ class GISTEmbedLoss(_Guided, theirs.GISTEmbedLoss, hooks=("sim_matrix",)):
     def forward(self, sentence_features, labels):
         """The loss of two or three tokenized columns."""
         sentence_features = list(sentence_features)
-        option = self.unfused_option()
-        if option is not None:
-            self.say_unfused(option, stacklevel=4)
+        if self.is_unfused(stacklevel=4):
             return super().forward(sentence_features, labels)
-        # The guide gets its own dicts: a model writes what it makes into those it is given.
+        # The guide gets its own dictionaries, since a model writes its outputs into its input.
         copies = [dict(feature) for feature in sentence_features]
         embeddings = embed_columns(self.model, sentence_features)
         with torch.no_grad():
@@ -75,28 +72,30 @@ class GISTEmbedLoss(_Guided, theirs.GISTEmbedLoss, hooks=("sim_matrix",)):
         return self.compute_loss_from_embeddings(embeddings, labels, guides)
 
     def compute_loss_from_embeddings(self, embeddings, labels=None, guide_embeddings=None):
-        """The loss of the columns [anchors, positives[, negatives]] and the guide's of the same."""
+        """The loss of the columns [anchors, positives[, negatives]] and the guide's columns."""
         if guide_embeddings is None:
-            raise ValueError("guide_embeddings: wanted the guide's embeddings of the same columns")
-        if self.is_theirs(embeddings):
+            raise ValueError(
+                "guide_embeddings: wanted the guide's embeddings of the same columns, got None"
+            )
+        if self.needs_theirs(embeddings):
             return self._theirs(*embeddings, guides=guide_embeddings)
         check_columns(embeddings, most=3)
         loss = _gist(self, embeddings, guide_embeddings, self.temperature)
         return self.in_their_dtype(loss, self._theirs, embeddings)
 
     def _theirs(self, *embeddings, guides=None):
-        """Their loss of embeddings at hand; without guides they are the embeddings."""
+        """Their loss of given embeddings; guides: those of the guide, by default the same."""
         columns = [{"sentence_embedding": column} for column in embeddings]
         guides = iter(embeddings if guides is None else guides)
-        given = types.SimpleNamespace(
+        stand_in = types.SimpleNamespace(
             **{name: getattr(self, name) for name in _OPTIONS},
             sim_matrix=self.sim_matrix,
             cross_entropy_loss=self.cross_entropy_loss,
             must_retokenize=False,
             model=lambda feature: feature,
         )
-        given.guide = lambda feature: {"sentence_embedding": next(guides)}
-        return _their_forward(given, columns, None)
+        stand_in.guide = lambda feature: {"sentence_embedding": next(guides)}
+        return _their_forward(stand_in, columns, None)
 
     def _retokenized(self, feature):
         """The texts of a tokenized column, tokenized for the guide."""
@@ -111,10 +110,10 @@ class GISTEmbedLoss(_Guided, theirs.GISTEmbedLoss, hooks=("sim_matrix",)):
 class CachedGISTEmbedLoss(
     LearntInCache, _Guided, theirs.CachedGISTEmbedLoss, hooks=("sim_matrix",)
 ):
-    """The same with embeddings made in mini-batches (GradCache) and any number of negatives.
+    """GISTEmbedLoss with embeddings made in mini-batches (GradCache) and any number of negatives.
 
-    Arguments as sentence-transformers' loss, temperature may be a Parameter; the loss stage is one
-    call.
+    Arguments as sentence-transformers' loss, temperature may be a Parameter. The loss stage is a
+    single call.
     """
 
     learnt = "temperature"
@@ -126,21 +125,21 @@ class CachedGISTEmbedLoss(
         if len(reps) != len(reps_guided):
             raise ValueError("reps and reps_guided must have the same length")
         embeddings, guides = ([torch.cat(c) for c in columns] for columns in (reps, reps_guided))
-        if self.is_theirs(embeddings):
+        if self.needs_theirs(embeddings):
             return theirs(reps, reps_guided, with_backward=with_backward)
         check_columns(embeddings)
         loss = self.loss_stage(
             with_backward, lambda temperature: _gist(self, embeddings, guides, temperature)
         )
 
-        def few(*rows):
+        def theirs_on_rows(*rows):
             return theirs([[row] for row in rows], [[guide[:2]] for guide in guides])
 
-        return self.in_their_dtype(loss, few, embeddings)
+        return self.in_their_dtype(loss, theirs_on_rows, embeddings)
 
 
 def _gist(options, embeddings, guides, temperature):
-    check_columns(guides, fewest=len(embeddings), most=len(embeddings))
+    check_columns(guides, least=len(embeddings), most=len(embeddings))
     embeddings = in_one_dtype(*embeddings)
     guides = guide_beside(embeddings[0], *in_one_dtype(*guides))
     (anchors, positives, *_), (anchor_guides, positive_guides, *_) = embeddings, guides
@@ -150,31 +149,31 @@ def _gist(options, embeddings, guides, temperature):
         candidate_guides, _ = options.gathered(candidate_guides)
         offset = rank * len(anchors)
     scale, extras = inverse(temperature, anchors), (UNTARGETED, GUIDE)
-    # One for all: a copy of the positive ties with it by the products of the same backend alone.
-    asked = anchors, *candidates, scale, *guides
-    backend = pick(None, *asked, kind="softmax", extras=extras).name
-    own = guide_cosines(anchor_guides, positive_guides, backend=backend)
-    slack = own.abs() if options.margin_strategy == "relative" else 1.0
-    thresholds = own - slack * options.margin
+    # One backend for all products, so that a copy of the positive has exactly the same score.
+    tensors = anchors, *candidates, scale, *guides
+    backend = pick(None, *tensors, kind="softmax", extras=extras).name
+    positive_cosines = guide_cosines(anchor_guides, positive_guides, backend=backend)
+    slack = positive_cosines.abs() if options.margin_strategy == "relative" else 1.0
+    thresholds = positive_cosines - slack * options.margin
 
-    everyone = torch.arange(len(candidates[0]), device=anchors.device)
-    ids = torch.full((len(candidates) * len(everyone),), -1, device=anchors.device)
-    ids[: len(everyone)] = everyone
+    row_ids = torch.arange(len(candidates[0]), device=anchors.device)
+    ids = torch.full((len(candidates) * len(row_ids),), -1, device=anchors.device)
+    ids[: len(row_ids)] = row_ids
 
     def terms(x, y, guide_x, guide_y, exclude=None):
         guide = guide_x, guide_y, thresholds
         return log_sum_exp(x, y, scale=scale, exclude=exclude, guide=guide, backend=backend)
 
     positive = scale * widened(paired_cosine_similarity(anchors, positives))
-    exclude = everyone[offset : offset + len(anchors)], ids
+    exclude = row_ids[offset : offset + len(anchors)], ids
     sides = torch.cat(candidates), anchor_guides, torch.cat(candidate_guides)
     parts = [positive, terms(anchors, *sides, exclude=exclude)]
     if options.contrast_anchors:
         parts.append(terms(anchors, None, anchor_guides, anchor_guides))
     if options.contrast_positives:
-        alone = len(everyone) == len(anchors)
-        keys = None if alone else candidates[0]
-        key_guides = positive_guides if alone else candidate_guides[0]
+        one_rank = len(row_ids) == len(anchors)
+        keys = None if one_rank else candidates[0]
+        key_guides = positive_guides if one_rank else candidate_guides[0]
         parts.append(terms(positives, keys, positive_guides, key_guides))
     loss = (torch.logsumexp(torch.stack(parts), 0) - positive).mean()
     return loss.to(compute_dtype(embeddings[0]))

@@ -3,7 +3,7 @@
 import torch
 from sentence_transformers.base.losses.merged_forward import embed_columns
 
-from fastsim.integrations.sentence_transformers.fused import check_columns, class_labels
+from fastsim.integrations.sentence_transformers.fused import as_numbers, check_columns, class_labels
 from fastsim.losses import cosent_matrix, full_triplet, siglip
 
 
@@ -24,9 +24,8 @@ class _Columns(torch.nn.Module):
         return self.compute_loss_from_embeddings(embeddings, labels)
 
     def get_config_dict(self):
-        """The options, a learnt number as its value."""
-        values = {name: getattr(self, name) for name in self.options}
-        return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        """The options, with the value of a learnt number."""
+        return as_numbers({name: getattr(self, name) for name in self.options})
 
 
 class FullTripletLoss(_Columns):
@@ -60,10 +59,10 @@ class FullTripletLoss(_Columns):
 
 
 class SigLIPLoss(_Columns):
-    """Every pair of rows a binary decision (fastsim.siglip).
+    """A binary decision for every pair of rows (fastsim.siglip).
 
-    Inputs: (anchor, positive[, negative, ...]) without labels, each anchor's only match its
-    positive; or one or two columns with class labels, rows of one class matching. scale, bias:
+    Inputs: (anchor, positive[, negative, ...]) without labels, where an anchor matches only its
+    positive; or one or two columns with class labels, where rows of one class match. scale, bias:
     numbers, or Parameters that are learnt.
     """
 
@@ -92,7 +91,7 @@ class SigLIPLoss(_Columns):
 class CoSENTMatrixLoss(_Columns):
     """CoSENT over every pair of entries of the batch's score matrix (fastsim.cosent_matrix).
 
-    Inputs as `SigLIPLoss`; of one column each pair of rows counts once. scale: a number, or a
+    Inputs as for `SigLIPLoss`; with one column each pair of rows counts once. scale: a number, or a
     Parameter that is learnt.
     """
 
@@ -125,6 +124,6 @@ def _matrix(loss, embeddings, labels):
     if labels is None:
         check_columns(embeddings)
         return embeddings[0], torch.cat(embeddings[1:]), None
-    check_columns(embeddings, fewest=1, most=2)
+    check_columns(embeddings, least=1, most=2)
     groups = class_labels(loss, labels, len(embeddings[0]))
     return embeddings[0], embeddings[1] if len(embeddings) == 2 else None, (groups, groups)

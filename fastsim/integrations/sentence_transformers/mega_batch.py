@@ -12,7 +12,7 @@ from fastsim.integrations.sentence_transformers.fused import Fused, check_column
 from fastsim.losses import closest_negative
 from fastsim.scores import dense_cosines, paired_cosine_similarity
 
-SMALL = 1 << 14  # scores: of fewer, a matrix costs less than the calls that avoid it
+SMALL = 1 << 14  # scores; up to here the matrix costs less than the calls that avoid it
 
 
 class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
@@ -28,9 +28,9 @@ class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
         anchors, positives = embeddings
         if len(anchors) ** 2 <= SMALL:
             scores = dense_cosines(anchors, positives, pick(None, anchors))
-            own = torch.eye(len(anchors), dtype=torch.bool, device=scores.device)
+            diagonal = torch.eye(len(anchors), dtype=torch.bool, device=scores.device)
             positive = scores.diagonal()
-            closest = scores.masked_fill(own, -torch.inf).max(1).values
+            closest = scores.masked_fill(diagonal, -torch.inf).max(1).values
         else:
             positive = paired_cosine_similarity(anchors, positives)
             closest, _ = closest_negative(anchors, positives, mining="hard")
@@ -38,10 +38,10 @@ class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
         return (hinges + torch.relu(closest - self.negative_margin)).mean()
 
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
-        """The loss of columns given as lists of mini-batches; detached after its own backward."""
+        """The loss of columns given as lists of mini-batches; detached if with_backward."""
         theirs = super().calculate_loss
         embeddings = [torch.cat(column) for column in reps]
-        if self.is_theirs(embeddings):
+        if self.needs_theirs(embeddings):
             return theirs(reps, labels, with_backward=with_backward)
         loss = self.fused(in_one_dtype(*embeddings), labels)
         if with_backward:

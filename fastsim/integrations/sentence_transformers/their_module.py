@@ -1,17 +1,17 @@
-"""A class of ours that says it is from the module of theirs, and is pickled from where it is."""
+"""Classes of ours whose `__module__` is that of theirs, and which can still be pickled."""
 
 import importlib
 
 from fastsim.integrations.overrides import stands_for
 
-_homes = {}  # class of ours -> the module that it is in
+_homes = {}  # class of ours -> the name of its real module
 
 
 class InTheirModule:
     """Mixed in before a class of sentence-transformers.
 
-    Model cards take the documentation of a loss from the module of its class, so a class of ours
-    says that it is from where the one is that it stands for. Somebody's subclass stays where it is.
+    Model cards link the documentation of a loss by the module of its class, so ours names the
+    module of the class whose place it takes. A user's subclass is left alone.
     """
 
     def __init_subclass__(cls, **options):
@@ -22,7 +22,7 @@ class InTheirModule:
             cls.__module__ = theirs.__module__
 
     def __reduce_ex__(self, protocol):
-        """Ours is found again where it is, not where its class says."""
+        """pickle finds a class of ours in its real module."""
         home = _homes.get(type(self))
         if home is None:
             return super().__reduce_ex__(protocol)

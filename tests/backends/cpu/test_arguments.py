@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastsim.backends.cpu import amx
-from fastsim.batch_metrics import SEEN
+from fastsim.batch_metrics import ROW_METRICS
 from tests.backends.cpu import operator_calls
 from tests.backends.cpu.operator_calls import (
     CALLS,
@@ -136,7 +136,7 @@ VALUES = [
     ("packed_scores", {"packed": doubles(64, D)}, "packed: wanted"),
     ("sweep_sigmoid", {"y": [floats(M, D), floats(M, D + 1)]}, "wanted the widths of x"),
     ("sweep_sigmoid", {"x": [floats(N, D)]}, "x: wanted rows of each of 2 widths, got 1"),
-    ("sweep_sigmoid", {"seen": doubles(N, len(SEEN))}, "seen: wanted none in a sweep"),
+    ("sweep_sigmoid", {"seen": doubles(N, len(ROW_METRICS))}, "seen: wanted none in a sweep"),
 ]
 if "amx_loss" in CALLS:
     SYMMETRIC = CALLS["amx_loss"]()["numbers"]

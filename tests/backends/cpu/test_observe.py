@@ -5,14 +5,14 @@ import torch
 
 from fastsim.backends import get
 from fastsim.backends.cpu.passes import pair_arguments
-from fastsim.batch_metrics import EMPTY, MAXIMA, SEEN, TOTALS, nothing_seen, totals
+from fastsim.batch_metrics import EMPTY, MAXIMA, ROW_METRICS, TOTALS, empty_row_metrics, totals
 from fastsim.pairs import Pairs
 
 
 def counted(scores, roles):
     """A row's numbers by a loop over its scores; those of EMPTY have been left out."""
-    numbers = dict.fromkeys(SEEN, 0.0)
-    numbers |= dict.fromkeys(SEEN[:MAXIMA], EMPTY)
+    numbers = dict.fromkeys(ROW_METRICS, 0.0)
+    numbers |= dict.fromkeys(ROW_METRICS[:MAXIMA], EMPTY)
     for score, role in zip(scores.tolist(), roles, strict=True):
         if role == "nothing":
             continue
@@ -63,14 +63,14 @@ def test_the_numbers_of_long_rows(kind, columns, left_out, usable):
         chance = torch.rand(9, columns) < 3 / columns
         scores[chance if left_out == "few" else slice(2, 3)] = EMPTY
     pairs, roles = some_pairs(kind, 9, columns)
-    seen, before = nothing_seen(9, scores.device), scores.clone()
+    seen, before = empty_row_metrics(9, scores.device), scores.clone()
     block = slice(0, 9), slice(0, columns)
     torch.ops.fastsim_cpu.observe(scores, *pair_arguments(pairs, block, seen=seen))
     assert torch.equal(scores, before)
     wanted = [counted(row, mine) for row, mine in zip(scores, roles, strict=True)]
     wanted = torch.tensor(wanted, dtype=torch.float64)
-    sums = [SEEN.index(f"{role}_sum") for role in ("negative", "positive")]
-    exact = [k for k in range(len(SEEN)) if k not in sums]
+    sums = [ROW_METRICS.index(f"{role}_sum") for role in ("negative", "positive")]
+    exact = [k for k in range(len(ROW_METRICS)) if k not in sums]
     assert torch.equal(seen[:, exact], wanted[:, exact])
     # Of scores below 1, added up in float32 by parts, the parts in float64.
     rounding = columns * torch.finfo(torch.float32).eps
@@ -82,8 +82,8 @@ def test_the_numbers_of_long_rows(kind, columns, left_out, usable):
 def test_one_operator_adds_up_the_same(rows, columns, dtype, usable):
     """The totals of the compiled backend against those of torch's operators."""
     usable("cpu")
-    seen = torch.randn(rows, len(SEEN), dtype=torch.float64)
-    seen[:, MAXIMA:] = torch.randint(0, 3, (rows, len(SEEN) - MAXIMA))
+    seen = torch.randn(rows, len(ROW_METRICS), dtype=torch.float64)
+    seen[:, MAXIMA:] = torch.randint(0, 3, (rows, len(ROW_METRICS) - MAXIMA))
     width = 19
     x = torch.randn(rows, 2 * width).to(dtype)[:, ::2]
     y = None if columns is None else torch.randn(columns, width).to(dtype)

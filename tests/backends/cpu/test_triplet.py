@@ -6,7 +6,7 @@ import torch
 from fastsim.backends import get
 from fastsim.backends.cpu import sizes
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 from tests.threads import assert_same_bits
@@ -40,8 +40,8 @@ def by_formula(tensors, **options):
 
 
 def by_operator(x, y, weights, *, positives, mining):
-    tile = Tile(f"{mining}_triplet", Pairs(positives), margin=MARGIN)
-    loss, *grads, _ = get("cpu").whole(tile, x, y, 1.0, 0.0, weights, (True, True))
+    tile = TileLoss(f"{mining}_triplet", Pairs(positives), margin=MARGIN)
+    loss, *grads, _ = get("cpu").in_one_call(tile, x, y, 1.0, 0.0, weights, (True, True))
     return [loss, *grads]
 
 

@@ -17,7 +17,7 @@ from fastsim.backends.cuda import backend as cuda
 from fastsim.backends.cuda import passes as cuda_passes
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 ROOT = Path(__file__).parents[3]
 
@@ -145,16 +145,16 @@ def test_nothing_of_triton_runs_here():
 
 def test_an_unknown_loss_is_refused():
     with pytest.raises(RuntimeError, match="'cuda' cannot be used: it has no kernels of kind"):
-        cuda_passes.check_tile(Tile("odd", Pairs()))
+        cuda_passes.check_tile(TileLoss("odd", Pairs()))
 
 
 def test_an_unknown_option_is_refused(monkeypatch):
-    fewer = cuda_passes.KNOWN | {Tile: cuda_passes.KNOWN[Tile] - {"margin"}}
+    fewer = cuda_passes.KNOWN | {TileLoss: cuda_passes.KNOWN[TileLoss] - {"margin"}}
     monkeypatch.setattr(cuda_passes, "KNOWN", fewer)
     pairs = Pairs(torch.arange(3))
-    cuda_passes.check_tile(Tile("softmax", pairs))
+    cuda_passes.check_tile(TileLoss("softmax", pairs))
     with pytest.raises(RuntimeError, match="it does not know margin of softmax losses"):
-        cuda_passes.check_tile(Tile("softmax", pairs, margin=0.5))
+        cuda_passes.check_tile(TileLoss("softmax", pairs, margin=0.5))
 
 
 # ---- on the host ----

@@ -14,7 +14,7 @@ from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from tests.cases import CASES, call, inputs
 
 
@@ -32,7 +32,7 @@ class Asking(TorchBackend):
     def unsupported_reason(self, *tensors, kind=None):
         return self.unsupported_kind(kind)
 
-    def serves_whole(self, *_):
+    def serves_one_call(self, *_):
         return False
 
     def _ask(self, tile):
@@ -97,6 +97,6 @@ def test_a_small_batch_asks_for_the_device_of_its_tensors(monkeypatch):
     monkeypatch.setattr(TritonBackend, "unsupported_reason", reason)
     monkeypatch.setattr(cuda_backend, "interpreting", lambda: False)
     positives = torch.arange(5)
-    tile = Tile("softmax", Pairs(positives))
-    assert CudaBackend().serves_whole(tile, 5, 7, 4, False, torch.float32)
+    tile = TileLoss("softmax", Pairs(positives))
+    assert CudaBackend().serves_one_call(tile, 5, 7, 4, False, torch.float32)
     assert asked == [positives]

@@ -7,6 +7,7 @@ import fastsim
 from fastsim.backends import bands
 from fastsim.backends.torch import compiled
 from fastsim.backends.torch.epilogues import FEW, levels
+from tests.seeds import fresh
 
 N, M, D = 23, 31, 6
 
@@ -18,7 +19,7 @@ def scattered(request, monkeypatch):
 
 
 def loss_and_gradients(backend, dtype, targets, seed):
-    generator = torch.Generator().manual_seed(seed)
+    generator = fresh(seed)
     sides = [torch.randn(n, D, generator=generator, dtype=torch.float64) for n in (N, M)]
     leaves = [side.to(dtype).requires_grad_() for side in sides]
     loss = fastsim.cosent_matrix(*leaves, targets, scale=5.0, backend=backend)

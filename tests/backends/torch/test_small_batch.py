@@ -14,7 +14,7 @@ from fastsim.backends.torch import panels
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.engine.one_call import in_panels
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 
 N, M, D = 13, 29, 8
 IDS = torch.arange(N) % 4, torch.arange(M) % 4
@@ -50,13 +50,13 @@ def step(name, sides, wants=(True, True), learnt=None):
 @pytest.fixture
 def served(monkeypatch):
     """The kinds of the losses that were made this way."""
-    kinds, whole = [], TorchBackend.whole
+    kinds, original = [], TorchBackend.in_one_call
 
     def noted(self, tile, *given):
         kinds.append(tile.kind)
-        return whole(self, tile, *given)
+        return original(self, tile, *given)
 
-    monkeypatch.setattr(TorchBackend, "whole", noted)
+    monkeypatch.setattr(TorchBackend, "in_one_call", noted)
     return kinds
 
 
@@ -128,9 +128,9 @@ def test_where_it_is_not_served(served, monkeypatch):
 )
 def test_the_largest_that_is_served(device, gigabytes, most, monkeypatch):
     monkeypatch.setattr(panels, "memory_of", lambda device: gigabytes << 30)
-    tile = Tile("softmax", Pairs(torch.arange(3, device=device), distinct=True))
+    tile = TileLoss("softmax", Pairs(torch.arange(3, device=device), distinct=True))
     serves = functools.partial(
-        TorchBackend().serves_whole, tile, together=False, dtype=torch.float32
+        TorchBackend().serves_one_call, tile, self_similarity=False, dtype=torch.float32
     )
     assert serves(most, most, 64)
     assert not serves(most + 1, most, 64)

@@ -18,7 +18,7 @@ from fastsim.backends.triton.backend import TritonBackend
 from fastsim.backends.triton.kernels import table
 from fastsim.cli.info import report
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from fastsim.verify import verdicts
 from tests.seeds import SEED
 
@@ -295,7 +295,7 @@ def test_compiled_once_for_any_batch():
             unit_x, unit_y = (backend.unit_rows(side)[0] for side in (x, y))
             workspace = backend.workspace(unit_x, unit_y, whole_rows=True)
             pairs = Pairs(torch.zeros(rows, dtype=torch.int64))
-            tile = Tile("softmax", pairs, scale, symmetric=True)
+            tile = TileLoss("softmax", pairs, scale, symmetric=True)
             backend.fused_pass(tile, unit_x, unit_y, block, torch.ones(rows), workspace)
     for kernel, constants, compiled in launched:
         name = kernel.fn.__name__, constants.get("EPILOGUE")

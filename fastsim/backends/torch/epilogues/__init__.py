@@ -1,9 +1,8 @@
 """What each kind of loss does with a panel of scores: csrc/epilogue.h in plain torch.
 
-`forward` returns the state of a panel's rows and columns (fastsim/tile.py) and leaves the scores as
-it was given them; `score_grad` turns them into score gradients, in place. Both take a `Block` that
-`prepare` has changed, whose left-out scores are at LEFT_OUT, so that the product's scores are lost;
-and they hold one or two matrices of the panel's size beside it.
+`forward` returns the state of a panel (fastsim/tile_loss.py) and does not change the scores.
+`score_grad` turns the scores into score gradients, in place. Both take a `Block` after
+`Block.leave_out` and `prepare`. Each holds one or two more matrices of the panel's size.
 """
 
 from fastsim.backends.torch.epilogues.base import narrowed

@@ -1,4 +1,4 @@
-"""What an epilogue is, and exponentials relative to their maxima."""
+"""The interface of an epilogue, and exponentials relative to their maxima."""
 
 import torch
 
@@ -7,24 +7,24 @@ from fastsim.precision import wide_dtype
 
 
 class Epilogue:
-    """One kind of loss."""
+    """One kind of loss on a panel of scores."""
 
     def prepare(self, tile, block):
-        """Changes the scores before anything looks at them."""
+        """Changes the scores before the other methods use them."""
 
     def forward(self, tile, block, sums=None):
-        """The state of the panel: of its rows, then of its columns.
+        """The state of the panel: first of its rows, then of its columns.
 
-        sums: the first two parts over all columns, where they are known already.
+        sums: the first two parts over all columns, if they are known already.
         """
         raise NotImplementedError
 
     def score_grad(self, tile, block, coefficients):
-        """The panel's scores become dL/dS; coefficients: those of its rows and columns."""
+        """Turns the scores into dL/ds; coefficients: those of the panel's rows and columns."""
         raise NotImplementedError
 
     def fused(self, tile, block, weights):
-        """(state, dL/dS in the panel) of a panel of whole rows, or of the whole matrix."""
+        """The state of a panel of whole rows, or of all; turns its scores into dL/ds."""
         state = self.forward(tile, block)
         weights = 1.0 if weights is None else weights.to(state[0].dtype)
         self.score_grad(tile, block, narrowed(tile.coefficients(state, weights), block.panel))
@@ -36,8 +36,8 @@ def narrowed(coefficients, panel):
     return [c if c is None else c.to(panel.dtype) for c in coefficients]
 
 
-def given(number):
-    """Whether it is not 0; of a tensor that is known."""
+def nonzero(number):
+    """Whether a number is not 0; a tensor is known not to be (`compiled.OFTEN_ZERO`)."""
     return isinstance(number, torch.Tensor) or number != 0
 
 
@@ -61,6 +61,6 @@ def exponentials(scores, scale, dim, out=None):
 
 
 def block_zero(block, matrix):
-    """The matrix with 0 where pairs take no part."""
+    """The matrix with 0 at the pairs that are left out."""
     block.fill(matrix, 0)
     return matrix

@@ -1,10 +1,16 @@
-"""Positives and negatives summed apart: multi-similarity, circle, debiased, multi-positive."""
+"""Sums over positives and over negatives: multi-similarity, circle, debiased, multi-positive."""
 
 import torch
 from torch.nn.functional import softplus
 
 from fastsim.backends.torch.block import LEFT_OUT
-from fastsim.backends.torch.epilogues.base import Epilogue, exp_relative, exponentials, given, wide
+from fastsim.backends.torch.epilogues.base import (
+    Epilogue,
+    exp_relative,
+    exponentials,
+    nonzero,
+    wide,
+)
 
 SOFTPLUS_LINEAR = 50.0  # from here on softplus(x) is x, in double precision too
 
@@ -30,25 +36,25 @@ class Debiased(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, same = block.panel, block.same
         scores = panel.masked_fill(same, LEFT_OUT)
-        of_weights = exponentials(scores, tile.weight_scale, 1) if given(tile.hardness) else ()
+        weights = exponentials(scores, tile.weight_scale, 1) if nonzero(tile.hardness) else ()
         negatives = exponentials(scores, tile.hard_scale, 1, out=scores)
         torch.neg(panel, out=scores).masked_fill_(~same, LEFT_OUT)
-        return wide(*negatives, *exponentials(scores, tile.scale, 1, out=scores), *of_weights)
+        return wide(*negatives, *exponentials(scores, tile.scale, 1, out=scores), *weights)
 
     def score_grad(self, tile, block, coefficients):
         panel = block.panel
-        found = (c if c is None else c[:, None] for c in coefficients)
-        top, weight, positive_top, positive_weight, weight_top, of_weights = found
+        vectors = (c if c is None else c[:, None] for c in coefficients)
+        top, weight, positive_top, positive_weight, weight_top, other_weight = vectors
         positives = exp_relative(panel.neg(), positive_top, tile.scale).mul_(-positive_weight)
-        if given(tile.hardness):
+        if nonzero(tile.hardness):
             positives.masked_fill_(~block.same, 0)
-            others = exp_relative(panel, weight_top, tile.weight_scale).mul_(of_weights)
+            others = exp_relative(panel, weight_top, tile.weight_scale).mul_(other_weight)
             others = others.masked_fill_(block.same, 0)
             block.fill(others, 0)
             positives.sub_(others)
             del others
         exp_relative(panel, top, tile.hard_scale, out=panel).mul_(weight)
-        if given(tile.hardness):
+        if nonzero(tile.hardness):
             panel.masked_fill_(block.same, 0).add_(positives)
         else:
             torch.where(block.same, positives, panel, out=panel)

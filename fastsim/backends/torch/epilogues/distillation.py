@@ -1,4 +1,4 @@
-"""A teacher's softmax against ours."""
+"""Distillation: the softmax of the scores against that of a teacher's scores."""
 
 from fastsim.backends.torch.epilogues.base import (
     Epilogue,
@@ -14,16 +14,16 @@ class Distillation(Epilogue):
         panel, taught = block.panel, block.targets()
         tops = extremes(panel, 1), extremes(taught, 1)
         shares = exp_relative(taught, tops[1], tile.positive_scale)
-        # Summed relative to the maxima, so that nothing is lost where they are large.
+        # Relative to the maxima, so that large scores lose no digits.
         along = [
             (shares * (side - top)).sum(1) for side, top in zip((panel, taught), tops, strict=True)
         ]
         total, *along = wide(shares.sum(1), *along)
-        own_top, top = wide(*(top.squeeze(1) for top in tops))
-        own_logits = tile.scale * along[0] + total * (tile.scale * own_top)
-        logits = tile.positive_scale * along[1] + total * (tile.positive_scale * top)
-        own = wide(*exponentials(panel, tile.scale, 1))
-        return [*own, top, total, own_logits, logits]
+        top, teacher_top = wide(*(top.squeeze(1) for top in tops))
+        logits = tile.scale * along[0] + total * (tile.scale * top)
+        taught_logits = tile.positive_scale * along[1] + total * (tile.positive_scale * teacher_top)
+        sums = wide(*exponentials(panel, tile.scale, 1))
+        return [*sums, teacher_top, total, logits, taught_logits]
 
     def score_grad(self, tile, block, coefficients):
         panel, taught = block.panel, block.targets()

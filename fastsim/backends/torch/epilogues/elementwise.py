@@ -1,4 +1,4 @@
-"""Losses of each pair by itself: sigmoid and squared error."""
+"""Losses that are sums over pairs: sigmoid and squared error."""
 
 import torch
 from torch.nn.functional import softplus
@@ -8,20 +8,20 @@ from fastsim.backends.torch.epilogues.base import Epilogue, block_zero, wide
 
 class Sigmoid(Epilogue):
     def forward(self, tile, block, sums=None):
-        logits, wanted = self._logits(tile, block, out=None)
-        losses = self._losses(block, logits, wanted)
-        score_grads = self._score_grads(block, logits, wanted)
+        logits, labels = self._logits(tile, block, out=None)
+        losses = self._losses(block, logits, labels)
+        score_grads = self._score_grads(block, logits, labels)
         return wide(losses, score_grads.sum(1))
 
     def score_grad(self, tile, block, coefficients):
-        logits, wanted = self._logits(tile, block, out=block.panel)
-        self._score_grads(block, logits, wanted)
+        logits, labels = self._logits(tile, block, out=block.panel)
+        self._score_grads(block, logits, labels)
         block.panel.mul_((coefficients[0] * tile.scale)[:, None])
 
     def fused(self, tile, block, weights):
-        logits, wanted = self._logits(tile, block, out=block.panel)
-        losses = self._losses(block, logits, wanted)
-        score_grads = self._score_grads(block, logits, wanted)
+        logits, labels = self._logits(tile, block, out=block.panel)
+        losses = self._losses(block, logits, labels)
+        score_grads = self._score_grads(block, logits, labels)
         state = wide(losses, score_grads.sum(1))
         score_grads.mul_((weights.to(score_grads.dtype) * tile.scale)[:, None])
         return state
@@ -32,28 +32,28 @@ class Sigmoid(Epilogue):
         return logits, block.targets().add_(1).mul_(0.5)
 
     @staticmethod
-    def _losses(block, logits, wanted):
-        """sum_j max(z, 0) - wanted z + log(1 + e^-|z|) by rows, in which nothing cancels."""
+    def _losses(block, logits, labels):
+        """(R,) sum_j max(z, 0) - label z + log(1 + e^-|z|), in which nothing cancels."""
         losses = softplus(logits.abs().neg_())
-        # The two by themselves: a wanted pair's z would take the digits of a logarithm near 0.
-        losses.add_(logits.clamp(min=0).addcmul_(wanted, logits, value=-1))
-        return block_zero(block, _weighed(block, losses, wanted)).sum(1)
+        # First max(z, 0) - label z: added alone, z would take the digits of a logarithm near 0.
+        losses.add_(logits.clamp(min=0).addcmul_(labels, logits, value=-1))
+        return block_zero(block, _weighed(block, losses, labels)).sum(1)
 
     @staticmethod
-    def _score_grads(block, logits, wanted):
-        """sigma(z) - wanted, by (1 - wanted) sigma(z) - wanted sigma(-z), which does not cancel."""
+    def _score_grads(block, logits, labels):
+        """sigma(z) - label as (1 - label) sigma(z) - label sigma(-z), which does not cancel."""
         complements = logits.neg().sigmoid_()
         score_grads = logits.sigmoid_()
-        score_grads.addcmul_(score_grads, wanted, value=-1)
-        score_grads.addcmul_(complements, wanted, value=-1)
-        return block_zero(block, _weighed(block, score_grads, wanted))
+        score_grads.addcmul_(score_grads, labels, value=-1)
+        score_grads.addcmul_(complements, labels, value=-1)
+        return block_zero(block, _weighed(block, score_grads, labels))
 
 
-def _weighed(block, matrix, wanted):
-    """The matrix with positives (wanted 1, others 0) times the weights of their rows, in place."""
+def _weighed(block, matrix, labels):
+    """Multiplies the positives (label 1, others 0) of a matrix by the weights of their rows."""
     if block.positive_weights is None:
         return matrix
-    return matrix.mul_(torch.where(wanted > 0, block.positive_weights[:, None], 1.0))
+    return matrix.mul_(torch.where(labels > 0, block.positive_weights[:, None], 1.0))
 
 
 class SquaredError(Epilogue):

@@ -1,4 +1,4 @@
-"""CoSENT over a matrix: sums of exponentials by level of the target."""
+"""CoSENT over a matrix: sums of exponentials for each level of the target."""
 
 import torch
 
@@ -6,7 +6,7 @@ from fastsim.backends.bands import bands
 from fastsim.backends.torch.block import LEFT_OUT, LOWEST
 from fastsim.backends.torch.epilogues.base import Epilogue, block_zero, exp_relative, wide
 
-FEW = 8  # levels that are looked at one after another; more are scattered
+FEW = 8  # up to this many levels are summed one after another; more are scattered
 
 
 class Levels(Epilogue):
@@ -38,13 +38,13 @@ class Levels(Epilogue):
     def _scattered(self, tile, block):
         sides = block.panel, block.panel.neg()
         block.fill(sides[1], LEFT_OUT)
-        # As wide as what is made of a row: its scores, or its bins.
+        # As wide as the scores of a row or its bins, which a band has to hold.
         wide_rows = block.panel[:, :1].expand(-1, max(block.panel.shape[1], len(tile.levels)))
         state = None
         for rows in bands(wide_rows):
             index = _index(tile, block.dense[rows], block.panel.dtype)
-            found = _of_band(tile, index, [side[rows] for side in sides])
-            state = found if state is None else tile.merge(tile.parts, state, found)
+            more = _of_band(tile, index, [side[rows] for side in sides])
+            state = more if state is None else tile.merge(tile.parts, state, more)
         return state
 
     def score_grad(self, tile, block, coefficients):
@@ -54,44 +54,45 @@ class Levels(Epilogue):
         else:
             index = _index(tile, block.dense, panel.dtype).reshape(-1)
 
-        def of_pairs(values):
+        def for_pairs(values):
             return values.index_select(0, index).view(panel.shape)
 
         high, up, low, down = coefficients
-        pull = exp_relative(panel.neg(), of_pairs(low), tile.scale).mul_(of_pairs(down))
-        exp_relative(panel, of_pairs(high), tile.scale, out=panel).mul_(of_pairs(up)).sub_(pull)
+        pull = exp_relative(panel.neg(), for_pairs(low), tile.scale).mul_(for_pairs(down))
+        exp_relative(panel, for_pairs(high), tile.scale, out=panel).mul_(for_pairs(up)).sub_(pull)
         block.fill(panel, 0)
 
 
 def _index(tile, targets, dtype):
-    """(R, C) int32, the level of each target; scores have that dtype."""
-    found = torch.searchsorted(tile.levels, targets.to(dtype).contiguous(), out_int32=True)
-    return found.clamp_(max=len(tile.levels) - 1)
+    """(R, C) int32: the level of each target; dtype: that of the scores."""
+    index = torch.searchsorted(tile.levels, targets.to(dtype).contiguous(), out_int32=True)
+    return index.clamp_(max=len(tile.levels) - 1)
 
 
 def _meet(device):
-    """Whether numbers that go into one bin of a device wait for one another."""
+    """Whether additions to the same bin wait for one another on a device."""
     return device.type != "cpu"
 
 
 def _of_band(tile, index, sides):
-    """The state of some rows: index (R, C) their levels, sides: the scores and minus the scores.
+    """The state of a band of rows.
 
-    On a GPU each row has bins of its own, which are then added up.
+    index: (R, C) the levels of the pairs. sides: the scores and their negatives, both (R, C).
+    On a GPU each row has its own bins, which are then added up.
     """
     apart = _meet(index.device)
     rows, count = index.shape[0] if apart else 1, len(tile.levels)
     bins = (index + count * torch.arange(rows, device=index.device)[:, None]).reshape(-1)
-    found = []
+    pairs = []
     for side in sides:
         top = side.new_full((rows * count,), LOWEST)
         top.scatter_reduce_(0, bins, side.reshape(-1), "amax")
         top = top.view(rows, count).amax(0)
         (shares,) = wide(exp_relative(side, top[index], tile.scale).reshape(-1))
         total = shares.new_zeros(rows * count)
-        if apart:  # in one order, as `index_add_` is not there
+        if apart:  # in a fixed order; `index_add_` has none there
             total.index_put_((bins,), shares, accumulate=True)
         else:
             total.index_add_(0, bins, shares)
-        found.append((*wide(top), total.view(rows, count).sum(0)))
-    return list(map(torch.stack, zip(*found, strict=True)))
+        pairs.append((*wide(top), total.view(rows, count).sum(0)))
+    return list(map(torch.stack, zip(*pairs, strict=True)))

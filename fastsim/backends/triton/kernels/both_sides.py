@@ -27,9 +27,9 @@ def unit_rows_of_both_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """`unit_rows_kernel` of x (N, depth) and y (M, depth), or None, with inverse norms (N + M,).
+    """`unit_rows_kernel` for x (N, depth) and y (M, depth) or None; inverse norms (N + M,).
 
-    SCALED: the rows are scaled by powers of two, and the rest is left to who needs it.
+    SCALED: the rows are scaled by powers of two; the rest of 1 / |x| follows from inverse norms.
     """
     program = tl.program_id(0)
     of_x = tl.cdiv(rows, ROWS)
@@ -96,10 +96,10 @@ def unit_rows_of_both_backward_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """`unit_rows_backward_kernel` of both sides, of gradients (N, width) and (M, width).
+    """`unit_rows_backward_kernel` for both sides, from gradients (N, width) and (M, width).
 
-    The factor is grad * scale * weight / GAIN, each a number, a pointer to one or None for 1. A
-    side whose gradient is None is left out.
+    The factor is grad * scale * weight / GAIN; each may be a number, a pointer to one, or None for
+    1. A side without memory for its gradient (None) is skipped.
     """
     factor = number_or(scale, 1.0) * number_or(weight, 1.0) * (1.0 / GAIN)
     factor *= number_or(grad_ptr, 1.0)
@@ -125,7 +125,7 @@ def unit_rows_of_both_backward_kernel(
                 ROWS,
                 BLOCK,
             )
-    if grad_y_ptr is not None:  # noqa: SIM102 (known when it is compiled)
+    if grad_y_ptr is not None:  # noqa: SIM102 (decided when it is compiled)
         if program >= of_x:
             unit_rows_backward(
                 program - of_x,

@@ -1,21 +1,20 @@
-"""Scores kept in 16 bits between a forward pass and the score gradients, so that the product
-is done once.
+"""Scores kept in 16 bits from the forward pass for the score gradients, so computed only once.
 
-A row of a part of a tile keeps its maximum and a step, and each score as a whole number of steps
-below that maximum; one number stands for a pair that takes no part, so nothing is decided twice.
-The maximum itself comes back exactly, so a row of one candidate has score gradient exactly 0. The
-others are off by at most range / 2^17: 2^-16 where cosines go from -1 to 1, and a tenth of that for
-the few tenths that the scores of a row usually span. At a scale of 100 that moves an exponential by
-2e-4, less than float16 rounds a score gradient by. Dot products, whose range has no bound, are not
-kept. An exponential in float16, the other thing that 16 bits could hold, serves rows only: what is
-nothing to its row may be all that a column has.
+For each row of a part of a tile, a maximum and a step are kept. Each score becomes a code: the
+whole number of steps by which it is below the maximum, or NO_PART for a pair that is left out, so
+that this is not decided twice. The maximum itself is restored exactly, so that a row with one
+candidate has a score gradient of exactly 0. Other scores are off by at most range / 2^17: 2^-16 if
+cosines go from -1 to 1, and a tenth of that for the few tenths that the scores of a row usually
+span. At a scale of 100 that changes an exponential by 2e-4, less than float16 rounds a score
+gradient. Dot products are not kept, as their range has no bound. Exponentials in float16 would also
+fit into 16 bits, but only for rows: an exponential that is nothing to its row may be the largest of
+its column.
 
-What it costs and saves, per score: 2 bytes written by the forward pass and 2 read back by the
-score gradient pass, and either way 8 bytes of maximum and step for each part of a row (32 scores),
-4.5 bytes in all; the codes lie where the score gradients will. Against that stand 2 D FLOP. On an
-H200 (4.3 TB/s, 790 TFLOP/s of the library) that is 1.05 ps against 1.9 ps at D = 768, and even at
-D = 410, sooner where a tile product does not reach the library's rate: table.py says from which
-depth on.
+Costs and savings for each score: the forward pass writes 2 bytes and the score gradient pass reads
+2, and each moves 8 bytes of maximum and step for each part of a row (32 scores); 4.5 bytes in all.
+The codes lie in the memory of the score gradients. The saving is 2 D FLOP. On an H200 (4.3 TB/s,
+790 TFLOP/s of the library) this is 1.05 ps against 1.9 ps at D = 768, and break-even is D = 410, or
+less if a tile product is slower than the library. table.py says from which depth on it is done.
 """
 
 import triton
@@ -39,7 +38,7 @@ MIDDLE = tl.constexpr(32768)  # codes are stored less this, as signed integers
 
 @triton.jit
 def _place(row, local, in_rows, codes, stride):
-    """Places and mask of the codes of rows and columns of the block; a row ends with a line."""
+    """(pointers, mask) of the codes of some rows and columns of the block; rows are whole lines."""
     at = row.to(tl.int64)[:, None] * stride + local[None, :]
     return codes + at, in_rows[:, None] & (local < stride)[None, :]
 
@@ -54,7 +53,7 @@ def keep(scores, row, local, in_rows, codes, stride, ranges, plane):
     tl.store(ranges, top, mask=in_rows)
     tl.store(ranges + plane, step, mask=in_rows)
     per_step = tl.where(step > 0, 1.0 / tl.where(step > 0, step, 1.0), 0.0)
-    # The integer below, of half a step more.
+    # Rounded to the nearest: half a step is added, then it is truncated.
     steps = tl.minimum(tl.fma(top[:, None] - present, per_step[:, None], 0.5), STEPS).to(tl.int32)
     code = tl.where(left_out, NO_PART, steps) - MIDDLE
     place, inside = _place(row, local, in_rows, codes, stride)
@@ -63,7 +62,7 @@ def keep(scores, row, local, in_rows, codes, stride, ranges, plane):
 
 @triton.jit
 def recall(row, local, in_rows, codes, stride, ranges, plane):
-    """The scores of a tile again."""
+    """The scores of a tile, from their codes."""
     place, inside = _place(row, local, in_rows, codes, stride)
     code = tl.load(place, mask=inside, other=NO_PART - MIDDLE).to(tl.int32) + MIDDLE
     top = tl.load(ranges, mask=in_rows, other=0.0)
@@ -109,7 +108,7 @@ def kept_score_grads_kernel(
     WIDTH: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    """Score gradients in the place of kept scores, of tiles of COLUMNS in parts of WIDTH."""
+    """Writes score gradients over kept scores; tiles of COLUMNS have parts of WIDTH columns."""
     height, across = row1 - row0, column1 - column0
     tiles = tl.cdiv(across, COLUMNS) * (COLUMNS // WIDTH)
     tile_row, place = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -145,7 +144,7 @@ def kept_score_grads_kernel(
         (levels, level_count, of_levels),
         True,
     )
-    # Every thread has its codes before another writes score gradients over them.
+    # Every thread reads its codes before another writes score gradients over them.
     tl.debug_barrier()
     score_grad = score_grads[0]
     if x_rest is not None:

@@ -4,13 +4,13 @@ import torch
 
 
 def run(kernel, grid, arguments, constants):
-    """Runs the kernel; the compile report puts a compilation in this place."""
+    """Runs the kernel; the compile report replaces this by a compilation."""
     kernel[grid](*arguments, **constants)
 
 
 def launch(kernel, grid, device, *arguments, **constants):
     """Runs the kernel on a device."""
-    # What is to be rounded once is written so (epilogues); nothing else may be.
+    # The epilogues write tl.fma where a product and a sum are rounded once; nothing else may be.
     constants["enable_fp_fusion"] = False
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):

@@ -1,14 +1,14 @@
-"""The launches of CoSENT's scan."""
+"""The launches of the scan of CoSENT."""
 
 from fastsim.backends.triton.kernels.launching import cdiv, launch
 from fastsim.backends.triton.kernels.scan import carries_kernel, scan_kernel, totals_kernel
 
-PART = 1024  # scores of a program
+PART = 1024  # logits of a program
 CARRIES = 512  # parts that are added up at a time
 
 
 def running_sums(logits):
-    """Running log-sum-exps (2, M), float64: of the logits forward, of their negatives backward."""
+    """Running log-sum-exps (2, M), float64: of logits (M,) forward, of their negatives backward."""
     count = logits.shape[0]
     parts = cdiv(count, PART)
     tops, sums, before, held = (logits.new_empty(2, parts) for _ in range(4))

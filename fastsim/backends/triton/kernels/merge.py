@@ -1,4 +1,4 @@
-"""The partial sums of exponentials of all tiles of a row or column, in one fixed order."""
+"""Merges the sums of exponentials of all tiles of a row or column, in one fixed order."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 from fastsim.backends.triton.kernels.epilogues.terms import LOG2_E
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
-PLANES = ["tops_ptr", "sums_ptr", "top_ptr", "sum_ptr"]  # one behind the other, of any size
+PLANES = ["tops_ptr", "sums_ptr", "top_ptr", "sum_ptr"]  # planes of one tensor, of any size
 
 
 @triton.jit(do_not_specialize=["tiles", "count"], do_not_specialize_on_alignment=PLANES)
@@ -22,7 +22,7 @@ def merge_exponentials_kernel(
     TILES: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """(tiles, count) maxima and sums -> (count,); RUNNING: together with what is there."""
+    """(tiles, count) maxima and sums -> (count,); RUNNING: merged into those already there."""
     scale = tl.load(scale_ptr) * LOG2_E
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count

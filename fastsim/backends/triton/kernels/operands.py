@@ -1,4 +1,4 @@
-"""Rows as operands of the products: unit rows, rows scaled by powers of two, padding to lines."""
+"""Rows as operands of products: unit rows, rows scaled by powers of two, padding to lines."""
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -11,7 +11,7 @@ from fastsim.backends.triton.kernels.table import LINE, architecture, operand_ki
 
 
 def tile_rows(x):
-    """`unit_rows`, of 16-bit inputs as `ScaledRows`."""
+    """`unit_rows`; as `ScaledRows` for 16-bit inputs."""
     if x.dtype.itemsize != 2:
         return unit_rows(x, None)
     rest = x.new_empty(x.shape[0], dtype=torch.float32)
@@ -20,17 +20,17 @@ def tile_rows(x):
 
 
 def dot_rows(x):
-    """`half_rows.dot_rows` of bfloat16 x, padded to whole lines."""
+    """`half_rows.dot_rows` for bfloat16 x, padded to whole lines."""
     rows, size = half_rows.dot_rows(x, padded)
-    if architecture(x.device) == "interpreter":  # which multiplies the bits of bfloat16 numbers
+    if architecture(x.device) == "interpreter":  # it multiplies the bits of bfloat16
         rows.values = padded(x, torch.float32, LINE // x.itemsize)
     return rows, size
 
 
 def unit_rows(x, dtype, rest=None):
-    """(unit rows, inverse norms); rows of operands (dtype None) are padded to whole lines.
+    """(unit rows, inverse norms); operands (dtype None) are padded to whole lines.
 
-    rest (N,): to be filled, of rows scaled by powers of two (`ScaledRows`).
+    rest: (N,) receives `ScaledRows.rest`; the rows are then scaled by powers of two. Or None.
     """
     rows, depth = x.shape
     operand = dtype or operand_dtype(x.dtype)
@@ -61,9 +61,12 @@ def unit_rows(x, dtype, rest=None):
 
 
 def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
-    """(factor * dL/dx in `dtype`, unit . grad_unit); scaled: from the gradient of `ScaledRows`."""
+    """(factor * dL/dx in `dtype`, unit . grad_unit (N,)).
+
+    scaled: whether `grad_unit` is the gradient of `ScaledRows`.
+    """
     rows, depth = x.shape
-    # The interpreter cuts float32 to bfloat16 instead of rounding it.
+    # The interpreter truncates float32 to bfloat16 instead of rounding.
     written = torch.float32 if architecture(x.device) == "interpreter" else dtype
     grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
     band, chunk = row_sizes(depth)
@@ -95,7 +98,7 @@ def operand(unit, dtype):
 
 
 def padded(rows, dtype=None, step=None):
-    """A copy of rows (N, D), in `dtype`, each of whole steps, or lines, with zeros behind it."""
+    """A copy of rows (N, D) in `dtype`, each padded with zeros to whole steps (default: lines)."""
     dtype, depth = dtype or rows.dtype, rows.shape[1]
     step = step or LINE // dtype.itemsize
     out = rows.new_zeros(rows.shape[0], cdiv(depth, step) * step, dtype=dtype)
@@ -115,12 +118,12 @@ def operand_dtype(dtype):
 
 
 def row_sizes(width):
-    """(rows, columns) of what a program of a row kernel reads at a time."""
+    """(rows, columns) that a program of a row kernel reads at a time."""
     chunk = min(1024, 1 << (width - 1).bit_length())
     return max(1, 2048 // chunk), chunk
 
 
 def described(unit, rows, depth):
-    """A descriptor of padded unit rows by tiles of (rows, depth); past the last row it reads 0."""
+    """A descriptor of padded unit rows, for tiles (rows, depth); it reads 0 past the last row."""
     shape = [unit.shape[0], unit.stride(0)]
     return TensorDescriptor(unit, shape, [unit.stride(0), 1], [rows, depth])

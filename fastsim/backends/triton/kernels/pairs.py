@@ -1,8 +1,8 @@
-"""Which pairs of a tile take part, and their targets: decided from indices, never from a mask.
+"""Which pairs of a tile are left out, and the targets of pairs, from indices, never from a mask.
 
-`pairs` is what `Launch` passes of `fastsim.pairs.Pairs`, in its order: positives, row_ids,
+`pairs` are the arguments of `tile_launches.pair_arguments`, in this order: positives, row_ids,
 column_ids, row_groups, column_groups, dense, its strides of rows and columns, offset. What a call
-does not have is None and costs nothing.
+does not need is None and costs nothing.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fastsim.kinds.kind import EMPTY
 
-# The score of a pair that takes no part: far below every score, finite so that 0 * s stays 0.
+# The score of a pair that is left out: far below every score, but finite, so that 0 * s stays 0.
 LEFT_OUT = tl.constexpr(EMPTY)
 
 
@@ -20,7 +20,7 @@ def own_pairs(row_at, column, pairs):
     positives, _, _, _, _, _, _, _, _ = pairs
     if positives is None:
         return tl.zeros((row_at.shape[0], column.shape[0]), tl.int1)
-    else:  # compiled only where there are positives
+    else:  # compiled only if there are positives
         return column[None, :] == tl.load(positives + row_at)[:, None]
 
 
@@ -36,7 +36,7 @@ def without_left_out(
     pairs,
     SKIP: tl.constexpr,  # noqa: N803
 ):
-    """The scores, LEFT_OUT where the pair is past an edge, skipped or excluded."""
+    """The scores; LEFT_OUT if the pair is past an edge, skipped, or excluded by ids."""
     _, row_ids, column_ids, _, _, _, _, _, offset = pairs
     part = (row < row1)[:, None] & (column < column1)[None, :]
     if SKIP == "diagonal":
@@ -60,7 +60,7 @@ def all_take_part(
     COLUMNS: tl.constexpr,  # noqa: N803
     SKIP: tl.constexpr,  # noqa: N803
 ):
-    """Whether no pair of the ROWS x COLUMNS from (top, left) on has to be left out by its index."""
+    """Whether no pair of the ROWS x COLUMNS from (top, left) is past an edge or skipped."""
     _, _, _, _, _, _, _, _, offset = pairs
     whole = (top + ROWS <= row1) & (left + COLUMNS <= column1)
     if SKIP != "nothing":
@@ -73,18 +73,18 @@ def all_take_part(
 
 @triton.jit
 def targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE: tl.constexpr):  # noqa: N803
-    """(BLOCK_M, BLOCK_N) float32 targets; `whole`: no pair lies past an edge."""
+    """(BLOCK_M, BLOCK_N) float32 targets; whole: whether no pair lies past an edge."""
     _, _, _, row_groups, column_groups, dense, dense_row, dense_column, _ = pairs
     if dense is not None:
         at = dense + row.to(tl.int64)[:, None] * dense_row
         at += column.to(tl.int64)[None, :] * dense_column
-        # Without a mask several at a time are read.
+        # Without a mask, several targets are read at a time.
         if whole:
             target = tl.load(at)
         else:
             inside = (row < row1)[:, None] & (column < column1)[None, :]
             target = tl.load(at, mask=inside, other=0)
-        # Straight to float32: the caller's dtype may be one the interpreter cannot compute in.
+        # To float32 first: the interpreter may not compute in the dtype of the targets.
         return target.to(tl.float32)
     elif row_groups is not None:
         same = tl.load(row_groups + row_at)[:, None] == tl.load(column_groups + column_at)[None, :]
@@ -107,7 +107,7 @@ def pairs_of(
     SKIP: tl.constexpr,  # noqa: N803
     NEGATIVE: tl.constexpr,  # noqa: N803
 ):
-    """(scores, LEFT_OUT where a pair takes no part, targets, own pairs) of a tile."""
+    """(scores, LEFT_OUT for pairs left out, targets, whether the column is the row's positive)."""
     _, row_ids, _, _, _, _, _, _, _ = pairs
     masked = whole == 0
     if row_ids is not None:

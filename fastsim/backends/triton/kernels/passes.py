@@ -1,4 +1,4 @@
-"""The passes of the engine over the launches: what each loss keeps, and how it is merged."""
+"""The passes of the engine as launches: the state of each kind of loss, and how it is merged."""
 
 import torch
 
@@ -10,7 +10,7 @@ from fastsim.backends.triton.kernels.epilogues import (
     selection,
     softmax,
 )
-from fastsim.backends.triton.kernels.tile_launches import NOTHING, Given, Launch
+from fastsim.backends.triton.kernels.tile_launches import NO_INPUTS, EpilogueInputs, Launch
 from fastsim.kinds.kind import COLUMNS, MATRIX, ROWS, joined, with_partials
 
 LEFT_OUT = pairs.LEFT_OUT.value
@@ -27,57 +27,59 @@ def tile_launch(tile, unit_x, unit_y, *, score_grads, keep=False):
 def forward(tile, unit_x, unit_y, sums=None):
     """The state of the loss over the whole matrix; `sums` as in `Backend.forward`."""
     run = tile_launch(tile, unit_x, unit_y, score_grads=False)
-    kept = _FORWARDS[tile.kind](tile, run, unit_y.shape[0])
+    collector = _FORWARDS[tile.kind](tile, run, unit_y.shape[0])
     if sums is not None:
-        kept.known = sums
+        collector.sums_of_row = sums
     if tile.rows_alone:
-        run.mirror(kept.per_tile)
-    for rows in run.bands(kept.per_tile):
-        kept.add(run, rows)
-    return kept.result()
+        run.mirror(collector.per_tile)
+    for rows in run.bands(collector.per_tile):
+        collector.add(run, rows)
+    return collector.result()
 
 
 def fused_pass(tile, unit_x, unit_y, block, weights, panel):
-    """The state of a block of whole rows, and its score gradients in `panel`; `weights` of the
-    block.
+    """The state of a block of whole rows; writes its score gradients to `panel`.
 
-    One product of the scores: a score gradient that depends on its score and row alone is written
-    with the forward pass, any other from the scores that the forward pass keeps (see
-    kept.py). A panel of float32, or rows too short for it to pay, keep nothing, and the scores are
-    multiplied again.
+    weights: those of the losses of the block, or None.
+
+    The scores are computed once. Elementwise losses write score gradients in the forward pass;
+    others compute them from the scores that the forward pass keeps (kept.py). With a float32 panel,
+    or with rows so short that this is not faster, the scores are computed again instead.
     """
-    together = tile.record.elementwise
-    run = tile_launch(tile, unit_x, unit_y, score_grads=together, keep=not together)
-    forward = _FORWARDS[tile.kind](tile, run, unit_y.shape[0])
-    if together:
-        forward.add(run, block[0], given=Given(weights[None]), panel=panel)
-        return forward.result()
+    elementwise = tile.record.elementwise
+    run = tile_launch(tile, unit_x, unit_y, score_grads=elementwise, keep=not elementwise)
+    collector = _FORWARDS[tile.kind](tile, run, unit_y.shape[0])
+    if elementwise:
+        collector.add(run, block[0], inputs=EpilogueInputs(weights[None]), panel=panel)
+        return collector.result()
     kept = {"panel": panel, "ranges": run.ranges(*block)} if run.keeps else {}
-    forward.add(run, block[0], **kept)
-    state = forward.result()
+    collector.add(run, block[0], **kept)
+    state = collector.result()
     coefficients = tile.coefficients(state, 1.0 if weights is None else weights.double())
     if kept:
         epilogue = _SCORE_GRADS[tile.kind]
-        run.kept_score_grads(*block, epilogue, given=given(tile, coefficients), **kept)
+        inputs = _epilogue_inputs(tile, coefficients)
+        run.kept_score_grads(*block, epilogue, inputs=inputs, **kept)
     else:
         score_grad(tile, unit_x, unit_y, block, coefficients, panel)
     return state
 
 
 def score_grad(tile, unit_x, unit_y, block, coefficients, panel):
-    """The score gradients of a block in `panel` from the coefficients of its rows and columns."""
+    """Writes the score gradients of a block to `panel`, from the coefficients of the block."""
     run = tile_launch(tile, unit_x, unit_y, score_grads=True)
-    run(*block, _SCORE_GRADS[tile.kind], given=given(tile, coefficients), panel=panel)
+    inputs = _epilogue_inputs(tile, coefficients)
+    run(*block, _SCORE_GRADS[tile.kind], inputs=inputs, panel=panel)
 
 
-def given(tile, coefficients):
-    """The coefficients as the kernels take them, one tensor of each axis."""
+def _epilogue_inputs(tile, coefficients):
+    """The coefficients as the kernels take them: one tensor for each axis."""
     axes = {}
     for axis, coefficient in zip(tile.record.coefficient_axes, coefficients, strict=True):
         if coefficient is not None:
             axes.setdefault(axis, []).append(coefficient)
-    of = {axis: torch.stack(found).float() for axis, found in axes.items()}
-    return Given(of.get(ROWS), of.get(COLUMNS), tile.levels, of.get(MATRIX))
+    stacked = {axis: torch.stack(tensors).float() for axis, tensors in axes.items()}
+    return EpilogueInputs(stacked.get(ROWS), stacked.get(COLUMNS), tile.levels, stacked.get(MATRIX))
 
 
 class _SoftmaxForward:
@@ -100,9 +102,9 @@ class _SoftmaxForward:
             return run.unit_x.new_empty(shape, dtype=torch.float32)
 
         planes = run.row_partials(rows, self.columns, LEFT_OUT, *(0.0,) * (3 if self.matrix else 1))
-        of_columns = empty(2, tall, columns) if self.tile.symmetric else None
+        column_planes = empty(2, tall, columns) if self.tile.symmetric else None
         positive = empty(count) if self.one else None
-        kept |= {"row_out": planes, "column_out": of_columns, "positive_out": positive}
+        kept |= {"row_out": planes, "column_out": column_planes, "positive_out": positive}
         run(rows, self.columns, softmax.softmax_forward, **kept)
         top, total = empty(count), empty(count)
         run.merge(*planes[:2], top, total)
@@ -111,14 +113,14 @@ class _SoftmaxForward:
             target_scores, target_sums = planes[2:].sum(1, dtype=torch.float64)
             state += [target_scores * self.tile.scale, target_sums]
         elif self.one:
-            # The margin in float32, as the kernels take it.
+            # The margin is subtracted in float32, as in the kernels.
             positive = positive - self.tile.margin if self.tile.margin else positive
             state += [positive.double() * self.tile.scale, torch.ones_like(state[0])]
         else:
             state += [torch.zeros_like(state[0]), torch.zeros_like(state[0])]
         self.rows.append(state)
         if self.tile.symmetric:
-            run.merge(*of_columns, *self.column_state, running=rows.start > 0)
+            run.merge(*column_planes, *self.column_state, running=rows.start > 0)
 
     def result(self):
         state = joined(self.rows)
@@ -128,7 +130,7 @@ class _SoftmaxForward:
 
 
 class _LossForward:
-    """Kinds whose state is sums over each row, one for each of `parts`."""
+    """Kinds whose state is `parts` sums over each row."""
 
     def __init__(self, tile, run, columns):
         self.columns, self.epilogue = slice(0, columns), _SCORE_GRADS[tile.kind]
@@ -146,7 +148,7 @@ class _LossForward:
 
 
 class _ContrastForward:
-    """Sums over positives and over negatives; of multi_positive those over negatives alone."""
+    """Exponentials of the negatives; for multi_similarity also those of the positives."""
 
     def __init__(self, tile, run, columns):
         self.tile, self.columns = tile, slice(0, columns)
@@ -158,7 +160,7 @@ class _ContrastForward:
         self.rows.append([part.double() for part in self.sums(run, rows, **kept)])
 
     def sums(self, run, rows, **kept):
-        """Maximum and sum of exponentials of negatives, of positives, by row."""
+        """Maximum and sum of exponentials of each row, of negatives and then of positives."""
         planes = run.row_partials(rows, self.columns, *(LEFT_OUT, 0.0) * (1 + self.both))
         run(rows, self.columns, contrast.contrast_forward, row_out=planes, **kept)
         merged = torch.empty_like(planes[:, 0])
@@ -172,21 +174,21 @@ class _ContrastForward:
 
 
 class _MultiPositiveForward(_ContrastForward):
-    known = None  # maxima and sums of the negatives of more columns than these
+    sums_of_row = None  # maxima and sums of the negatives, if these columns are only a part
 
     def add(self, run, rows, **kept):
-        if self.known is None:
+        if self.sums_of_row is None:
             top, total = self.sums(run, rows, **kept)
         else:
-            top, total = (part[rows].float() for part in self.known)
+            top, total = (part[rows].float() for part in self.sums_of_row)
         planes = run.row_partials(rows, self.columns, 0.0, 0.0)
-        of_rows = Given(torch.stack([top, total.log()]))
-        run(rows, self.columns, contrast.multi_positive_forward, given=of_rows, row_out=planes)
+        inputs = EpilogueInputs(torch.stack([top, total.log()]))
+        run(rows, self.columns, contrast.multi_positive_forward, inputs=inputs, row_out=planes)
         self.rows.append([top.double(), total.double(), *planes.sum(1, dtype=torch.float64)])
 
 
 class _DecoupledForward:
-    """Exponentials of the negatives, and the positive's logit."""
+    """Exponentials of the negatives, and the logit of the positive."""
 
     def __init__(self, tile, run, columns):
         self.tile, self.columns = tile, slice(0, columns)
@@ -217,8 +219,8 @@ class _LevelsForward:
         tall, wide = run.tiles(rows, self.columns)
         values, scale = self.tile.levels, self.tile.scale
         out = values.new_empty((tall * wide, 2, 2, values.numel()), dtype=torch.float32)
-        given = Given(levels=values, of_levels=out)
-        run(rows, self.columns, levels.levels_forward, given=given, **kept)
+        inputs = EpilogueInputs(levels=values, of_levels=out)
+        run(rows, self.columns, levels.levels_forward, inputs=inputs, **kept)
         partials = out.double().unbind(2)
         self.top, self.sum = with_partials(self.top, self.sum, *partials, scale)
 
@@ -252,42 +254,42 @@ KINDS = {*_FORWARDS, "closest", "hardest"}
 
 
 def positive_scores(pairs, unit_x, unit_y):
-    """Score (N,) of each row's positive."""
+    """The score (N,) of each row's positive."""
     return Launch(pairs, unit_x, unit_y).positive_scores()
 
 
 def closest(pairs, semi_hard, unit_x, unit_y, ceilings=None):
-    """Column (N,) of each row's closest negative, -1 where it has none."""
+    """The column (N,) of each row's closest negative, -1 if it has none."""
     run = Launch(pairs, unit_x, unit_y)
     columns, ceiling = slice(0, unit_y.shape[0]), None
     if semi_hard:
         ceiling = run.positive_scores() if ceilings is None else ceilings
-    found = []
+    chosen = []
     for band in run.bands(8 * run.sizes.rows):
-        given = NOTHING if ceiling is None else Given(ceiling[None, band])
+        inputs = NO_INPUTS if ceiling is None else EpilogueInputs(ceiling[None, band])
         planes = run.row_partials(band, columns, LEFT_OUT, 0.0)
-        run(band, columns, selection.closest_forward, given=given, row_out=planes)
-        found.append(_first_of(*planes))
-    return torch.cat(found)
+        run(band, columns, selection.closest_forward, inputs=inputs, row_out=planes)
+        chosen.append(_best_column(*planes))
+    return torch.cat(chosen)
 
 
 def hardest(pairs, offsets, x, y):
-    """Columns ((N,), (N,)) of each row's hardest positive and negative, -1 where it has none."""
+    """The columns ((N,), (N,)) of each row's hardest positive and negative, -1 for none."""
     run = Launch(pairs, x, y)
     columns = slice(0, y.shape[0])
-    given = NOTHING if offsets is None else Given(of_columns=offsets.float()[None])
-    found = []
+    inputs = NO_INPUTS if offsets is None else EpilogueInputs(of_columns=offsets.float()[None])
+    chosen = []
     for band in run.bands(16 * run.sizes.rows):
         planes = run.row_partials(band, columns, *(LEFT_OUT, 0.0) * 2)
-        run(band, columns, selection.hardest_forward, given=given, row_out=planes)
-        found.append([_first_of(*planes[:2]), _first_of(*planes[2:])])
-    return tuple(joined(found))
+        run(band, columns, selection.hardest_forward, inputs=inputs, row_out=planes)
+        chosen.append([_best_column(*planes[:2]), _best_column(*planes[2:])])
+    return tuple(joined(chosen))
 
 
-def _first_of(top, column):
-    """Over tiles: the column of the largest, the smallest among equals, -1 for none at all.
+def _best_column(top, column):
+    """The column (N,) of the largest score of all tiles, the first among equals, -1 for none.
 
-    column: its bits as float32.
+    top, column: (tiles, N) the largest score in each tile, and its column as the bits of float32.
     """
     column = column.view(torch.int32)
     best = top.amax(0)

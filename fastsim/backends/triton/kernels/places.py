@@ -1,17 +1,17 @@
-"""What a tile reads and writes beside its operands."""
+"""Loads and stores of a tile beside its operands."""
 
 import triton
 import triton.language as tl
-from triton.language import core  # of which Triton 3.6 shows less in `tl`
+from triton.language import core  # Triton 3.6 exports less of it in `tl`
 
 from fastsim.backends.triton.kernels.table import PANEL_LINE
 
 LINE = tl.constexpr(PANEL_LINE)
 
-# Of the arguments of the tile kernels: numbers that differ from batch to batch.
+# Arguments of the tile kernels: numbers that differ from batch to batch.
 COUNTS = ["steps", "row0", "row1", "column0", "column1", "offset", "guide_steps"]
 COUNTS += ["level_count", "panel_lines"]
-# Their parts begin at any element, and few of them are read.
+# Slices of these begin at any element, and few elements are read.
 VECTORS = ["positives", "row_ids", "column_ids", "row_groups", "column_groups", "thresholds"]
 VECTORS += [
     "x_rest",
@@ -28,7 +28,7 @@ VECTORS += [
 
 @triton.jit
 def number(pointer):
-    """What it points to; 0 for none."""
+    """The number at a pointer; 0 for None."""
     value = 0.0
     if pointer is not None:
         value = tl.load(pointer)
@@ -37,11 +37,11 @@ def number(pointer):
 
 @triton.jit
 def number_or(number, none):
-    """A number, or in float32 what it points to; `none` for None."""
+    """A number, or the number at a pointer as float32; `none` for None."""
     if number is None:
         return none
     else:
-        given = core.to_tensor(number)  # which the interpreter has left a number
+        given = core.to_tensor(number)  # in the interpreter it is still a Python number
         if given.dtype.is_ptr():
             return tl.load(given).to(tl.float32)
         else:
@@ -55,7 +55,7 @@ def rests(x_rest, y_rest, row_at, column_at):
 
 @triton.jit
 def coefficients(at, planes, count, COUNT: tl.constexpr, AXIS: tl.constexpr):  # noqa: N803
-    """COUNT vectors of (COUNT, count) planes at these places, along the axis of a tile."""
+    """COUNT vectors, one of each plane (count,) at the indices `at`, along an axis of the tile."""
     found = ()
     for plane in tl.static_range(COUNT):
         vector = tl.load(planes + plane * count.to(tl.int64) + at)
@@ -65,16 +65,16 @@ def coefficients(at, planes, count, COUNT: tl.constexpr, AXIS: tl.constexpr):  #
 
 @triton.jit
 def store(out, values, count, place, at, inside, COUNT: tl.constexpr):  # noqa: N803
-    """The first COUNT of the values, plane by plane of `count`, from `place` on."""
+    """Stores the first COUNT values, each in its plane of `count` elements, at place + at."""
     for plane in tl.static_range(COUNT):
         tl.store(out + plane * count + place + at, values[plane], mask=inside)
 
 
 @triton.jit
 def store_positives(scores, own, row, row0, row1, begin, positives, out):
-    """Each row's score with its positive, if that is among the columns from `begin` on.
+    """Stores the score of each row with its positive, if that is in the tile from `begin` on.
 
-    It is in one tile, so one program writes the row.
+    A positive is in one tile, so that one program writes the row.
     """
     in_rows = row < row1
     positive = tl.load(positives + row, mask=in_rows, other=-1)

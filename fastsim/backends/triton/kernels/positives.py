@@ -1,4 +1,4 @@
-"""The scores of the rows' positives, by the same products as the tiles."""
+"""The scores of positives, by the same products as the tiles."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Which tile a program takes, the product of its unit rows, and the parts of a tile of scores."""
+"""The tile of a program, the product of its unit rows, and the parts of a tile of scores."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def tile_of_program(rows, columns, GROUP: tl.constexpr):  # noqa: N803
-    """(row, column) of this program's tile; bands of GROUP rows share the columns in cache."""
+    """(row, column) of this program's tile; GROUP rows of tiles share the columns in cache."""
     program = tl.program_id(0)
     in_band = GROUP * columns
     first = program // in_band * GROUP
@@ -17,7 +17,7 @@ def tile_of_program(rows, columns, GROUP: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def product(x, y, x_row, y_row, steps, stride, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
-    """Scores of the rows of x and y by pointers; unit rows are padded to whole steps in depth."""
+    """Scores of rows of x and y, read by pointers; unit rows are padded to whole steps in depth."""
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
     k = tl.arange(0, SIZES.depth)
@@ -33,7 +33,7 @@ def product(x, y, x_row, y_row, steps, stride, PRECISION: tl.constexpr, SIZES: t
 
 @triton.jit
 def described_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
-    """The same by tensor descriptors, from the first row of x and of y on."""
+    """Scores read by tensor descriptors; row, column: the first rows of x and of y."""
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
     scores = tl.zeros((rows, columns), tl.float32)
@@ -44,7 +44,7 @@ def described_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: 
 
 @triton.jit
 def _halves(scores):
-    """The left and the right columns; they are different registers, so nothing moves."""
+    """The left and the right columns; they are in different registers, so nothing moves."""
     split: tl.constexpr = (scores.shape[0], 2, scores.shape[1] // 2)
     return tl.split(tl.trans(tl.reshape(scores, split), (0, 2, 1)))
 
@@ -57,7 +57,7 @@ def _quarters(scores):
 
 @triton.jit
 def in_parts(scores, WIDTH: tl.constexpr):  # noqa: N803
-    """The scores in parts of WIDTH columns, side by side: 1, 2, 4 or 8."""
+    """The scores in 1, 2, 4 or 8 parts of WIDTH columns, from left to right."""
     count: tl.constexpr = scores.shape[1] // WIDTH
     tl.static_assert(count <= 8)
     if count == 1:

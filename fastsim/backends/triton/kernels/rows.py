@@ -1,4 +1,4 @@
-"""Row normalisation, forward and backward: a band of rows per program, any width, any strides."""
+"""Row normalisation, forward and backward: a program takes some rows, of any width and strides."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def rest_of(inverse):
-    """r in [0.5, 1) with inverse = r 2^e; 0 where it is 0."""
+    """r in [0.5, 1) with inverse = r 2^e; 0 if inverse is 0."""
     bits = inverse.to(tl.int32, bitcast=True)
     rest = ((bits & 0x007FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
     return tl.where(inverse > 0, rest, inverse)
@@ -14,7 +14,7 @@ def rest_of(inverse):
 
 @triton.jit
 def to_tf32(value):
-    """The nearest number of 11 significant bits: tensor cores of TF32 leave the others out."""
+    """The nearest number with 11 significant bits; TF32 tensor cores ignore the other bits."""
     bits = value.to(tl.int32, bitcast=True)
     nearest = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(value == value, nearest, value)
@@ -38,9 +38,10 @@ def unit_rows_kernel(
 ):
     """x (N, depth) -> x / |x| in (N, width), zeros past depth, and 1 / |x|.
 
-    With a place for the rest r of 1 / |x| = r 2^e, the rows are 2^e x instead. A row shorter than
-    TINY, the smallest normal number, gives zeros, inverse norm 0 and rest 0. TF32: the rows are
-    rounded to it.
+    rest_ptr: (N,) the rest r of 1 / |x| = r 2^e, or None. With it the rows are 2^e x instead.
+    TF32: whether the rows are rounded to TF32.
+    TINY: the smallest normal number. A row with a smaller norm gives zeros, inverse norm 0 and
+        rest 0.
     """
     unit_rows(
         tl.program_id(0),
@@ -82,7 +83,7 @@ def unit_rows(
     row = program * ROWS + tl.arange(0, ROWS)
     in_rows = (row < rows)[:, None]
     x = x_ptr + row.to(tl.int64)[:, None] * row_stride
-    # In float64: the squares of float32 numbers pass its range.
+    # In float64: squares of float32 numbers may exceed the range of float32.
     square = tl.zeros((ROWS,), tl.float64)
     for start in range(0, depth, BLOCK):
         k = start + tl.arange(0, BLOCK)
@@ -99,7 +100,7 @@ def unit_rows(
         rest = rest_of(inverse)
         if rest_ptr is not None:
             tl.store(rest_ptr + row, rest, mask=row < rows)
-        # Of numbers that differ by a power of two the quotient is exact.
+        # Exact: the two differ by a power of two.
         factor = tl.where(inverse > 0, inverse / tl.where(inverse > 0, rest, 1.0), inverse)
     unit = unit_ptr + row.to(tl.int64)[:, None] * width
     for start in range(0, width, BLOCK):
@@ -129,9 +130,9 @@ def unit_rows_backward_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """dx = factor (g - (u . g) u) / |x| for g = dL/du, u = x / |x|; `dots` keeps u . g.
+    """dx = factor (g - (u . g) u) / |x| for g = dL/du and u = x / |x|; `dots` receives u . g.
 
-    SCALED: what is given is g times the rest of 1 / |x|, of rows that are scaled by powers of two.
+    SCALED: whether the gradients read are g times the rest of 1 / |x| (`ScaledRows`).
     """
     unit_rows_backward(
         tl.program_id(0),

@@ -1,8 +1,9 @@
 """Running log-sum-exps of a list from both ends at once, for CoSENT.
 
-Row 0 runs forward over the logits, row 1 backward over their negatives. Three launches: the total
-of each part, a running total of those, then the parts with what lies before them. A sum is kept
-with its maximum, so any spread of logits is safe; the order is fixed, so the result is too.
+Row 0 runs forward over the logits, row 1 backward over their negatives. There are three launches:
+the total of each part; the running totals of the parts; the running sums within each part, joined
+with the total before it. A sum is kept with its maximum, so that any spread of logits is safe. The
+order is fixed, so that the result is the same every time.
 """
 
 import triton
@@ -22,7 +23,7 @@ def _join(top, total, other_top, other_total):
 
 @triton.jit
 def _load(logits_ptr, count, BLOCK: tl.constexpr):  # noqa: N803
-    """The logits of this part in the direction of its row, their places, and which are there."""
+    """(logits of this part in the direction of its row, their places, whether they exist)."""
     backward = tl.program_id(1)
     step = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.where(backward == 1, count - 1 - step, step)
@@ -34,7 +35,7 @@ def _load(logits_ptr, count, BLOCK: tl.constexpr):  # noqa: N803
 
 @triton.jit(do_not_specialize=["count"])
 def totals_kernel(logits_ptr, tops_ptr, sums_ptr, count, BLOCK: tl.constexpr):  # noqa: N803
-    """(2, parts) maximum and sum of exponentials of each part."""
+    """Writes the maximum and the sum of exponentials of each part, both (2, parts)."""
     value, _, inside = _load(logits_ptr, count, BLOCK)
     top = tl.max(value, 0)
     total = tl.sum(tl.where(inside, tl.exp2((value - top) * LOG2_E), 0.0), 0)
@@ -45,13 +46,13 @@ def totals_kernel(logits_ptr, tops_ptr, sums_ptr, count, BLOCK: tl.constexpr):  
 
 @triton.jit(do_not_specialize=["parts"])
 def carries_kernel(tops_ptr, sums_ptr, carry_tops_ptr, carry_sums_ptr, parts, BLOCK: tl.constexpr):  # noqa: N803
-    """(2, parts) what lies before each part, BLOCK parts at a time."""
+    """Writes maximum and sum of all parts before each part, (2, parts), BLOCK parts at a time."""
     first = tl.program_id(0) * parts
     top = tl.full((), LEFT_OUT, tl.float32)
     total = tl.full((), 0.0, tl.float32)
     for start in range(0, parts, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        # What lies before a part ends with the one before it.
+        # The total before a part ends with the previous part.
         before = (part > start) & (part <= parts)
         tops = tl.load(tops_ptr + first + part - 1, mask=before, other=LEFT_OUT)
         sums = tl.load(sums_ptr + first + part - 1, mask=before, other=0.0)
@@ -60,7 +61,7 @@ def carries_kernel(tops_ptr, sums_ptr, carry_tops_ptr, carry_sums_ptr, parts, BL
         inside = part < parts
         tl.store(carry_tops_ptr + first + part, tops, mask=inside)
         tl.store(carry_sums_ptr + first + part, sums, mask=inside)
-        # All of these parts, with what lay before the first.
+        # The total of these parts and of all before them.
         last = part - start == BLOCK - 1
         top = tl.max(tl.where(last, tops, LEFT_OUT), 0)
         total = tl.sum(tl.where(last, sums, 0.0), 0)
@@ -80,7 +81,7 @@ def scan_kernel(
     count,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """(2, count) maximum and sum of the exponentials up to and with each place."""
+    """Writes maximum and sum of exponentials up to and including each place, both (2, count)."""
     value, place, inside = _load(logits_ptr, count, BLOCK)
     at = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     top, total = tl.associative_scan((value, tl.where(inside, 1.0, 0.0)), 0, _join)

@@ -1,7 +1,7 @@
-"""What is allocated and launched for a small batch (fastsim/backends/triton/small_batch.py).
+"""The allocations and launches of a small batch (fastsim/backends/triton/small_batch.py).
 
-Host time is most of what such a batch takes, so every tensor is one allocation, none is cut, and
-the two sides share a launch.
+Such a batch spends most of its time on the host. So every tensor is one allocation, no tensor is
+sliced, and the two sides share a launch.
 """
 
 from typing import NamedTuple
@@ -20,9 +20,9 @@ from fastsim.backends.triton.kernels.whole import whole_columns_kernel, whole_ke
 
 TINY = torch.finfo(torch.float32).tiny
 SCORES = 1024  # of a program: few enough that a small batch has programs for all multiprocessors
-OF_WARP = 256  # scores, 8 of a thread: few enough that its registers leave room for 32 warps
+OF_WARP = 256  # scores of a warp, 8 of a thread: few enough that registers leave room for 32 warps
 MOST_WARPS, OF_AMD = 32, 16  # of a program: 1,024 threads, 64 a warp on AMD
-TALL, BAND = 128, 32  # rows and columns of a tile of what looks at columns
+TALL, BAND = 128, 32  # rows and columns of a tile of `whole_columns_kernel`
 SMALLEST = 16  # columns of a tile
 LOSSES = {
     "softmax": (losses_of.softmax, False),
@@ -33,9 +33,9 @@ LOSSES = {
 
 
 class Sides(NamedTuple):
-    """Unit rows of both sides, or scaled ones, and their inverse norms (N + M,).
+    """Unit rows of both sides, scaled by powers of two for 16-bit inputs, and their inverse norms.
 
-    unit_y: unit_x where the sides are the same.
+    unit_y: unit_x itself if x is compared with itself. inverse: (N + M,).
     """
 
     unit_x: torch.Tensor
@@ -44,7 +44,7 @@ class Sides(NamedTuple):
 
 
 def rows_of(x, y):
-    """The `Sides` of x (N, D) and y (M, D), or of x alone for None, padded to whole lines."""
+    """The `Sides` of x (N, D) and y (M, D), or of x alone if y is None, padded to whole lines."""
     (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
     dtype = operand_dtype(x.dtype)
     step = LINE // dtype.itemsize
@@ -78,10 +78,12 @@ def rows_of(x, y):
 
 
 def losses(tile, operands, products, panel, of_rows, numbers, gain):
-    """Writes losses and score gradients of products (N, M) float32 of the `Sides`.
+    """Writes losses and score gradients from the products (N, M) float32 of the `Sides`.
 
-    panel: (N, stride), `gain` times dL_i/dlogit_ij, or None. of_rows: (losses (N,), dL/dscale and
-    dL/dbias of each row (2, N) or None), float64, times the weight. numbers: scale, bias, weight.
+    panel: (N, stride) receives `gain` times dL_i/dlogit_ij; or None.
+    of_rows: (losses (N,), sums (2, N) or None) receives the losses, and dL/dscale and dL/dbias of
+        each row, all times the weight, in float64.
+    numbers: scale, bias, weight.
     """
     rows, columns = products.shape
     pairs, device = tile.pairs, products.device
@@ -148,18 +150,19 @@ def _most_warps(device):
     return OF_AMD if architecture(device).startswith("gfx") else MOST_WARPS
 
 
-def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, wants, dtype):
-    """(dL/dx, dL/dy) in `dtype`, None where not wanted, of gradients of the rows as they are
-    multiplied, of which `gain` is still to be taken.
+def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, needs_grad, dtype):
+    """(dL/dx, dL/dy) in `dtype`, None where not needed.
+
+    unit_grads: the products of the panel and `Sides`, still to be divided by `gain`.
     """
     (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
     # The interpreter cuts float32 to bfloat16 instead of rounding it.
     if architecture(x.device) == "interpreter":
         dtype = torch.float32
-    grad_x = x.new_empty(x.shape, dtype=dtype) if wants[0] else None
-    grad_y = x.new_empty(y.shape, dtype=dtype) if wants[1] else None
+    grad_x = x.new_empty(x.shape, dtype=dtype) if needs_grad[0] else None
+    grad_y = x.new_empty(y.shape, dtype=dtype) if needs_grad[1] else None
     band, chunk = row_sizes(depth)
-    programs = cdiv(rows, band) * wants[0] + cdiv(columns, band) * wants[1]
+    programs = cdiv(rows, band) * needs_grad[0] + cdiv(columns, band) * needs_grad[1]
     of_y = (None, 0, 0) if y is None else (y, *y.stride())
     launch(
         unit_rows_of_both_backward_kernel,

@@ -1,8 +1,8 @@
 """Block sizes by architecture, operand and depth: a static table, so that no call tunes.
 
-The entries compile without spills, but for a few registers of some kernels on sm_90, where wide
-parts were faster on an H200 all the same: `python -m bench.compile_report` shows what each takes,
-`python -m bench.tune_triton` times others.
+The entries compile without spills, except for a few registers of some kernels on sm_90; there, wide
+parts were nevertheless faster on an H200. `python -m bench.compile_report` shows the registers of
+each kernel, `python -m bench.tune_triton` times other sizes.
 """
 
 import functools
@@ -12,19 +12,21 @@ import torch
 
 from fastsim.precision import float32_products
 
-LINE = 128  # bytes: unit rows are padded to whole lines, which are whole steps in depth too
-PANEL_LINE = 64  # elements, to which rows of a panel are padded: library products want them aligned
+LINE = 128  # bytes: unit rows are padded to whole lines, which are also whole steps in depth
+PANEL_LINE = 64  # elements: rows of a panel are padded to whole lines, aligned for library products
 
 
 class BlockSizes(NamedTuple):
-    """A tile of scores, its step in depth, and how a program runs it.
+    """The sizes of a tile of scores, and how a program runs it.
 
-    width: of the parts in which a light epilogue takes the tile; a heavy one takes half of it, or a
-    quarter.
-    spare: features from which on a product is worth sparing: a fused pass keeps scores of 16 bits
-    instead of multiplying them again (that of `kept_sizes`), a forward pass of rows with
-    themselves takes half the tiles.
-    descriptors: whether the operands come by tensor descriptors (TMA), which sm_90 and later have.
+    rows, columns, depth: of the tile, and of a step of its product.
+    group: the rows of tiles that share columns in cache (`product.tile_of_program`).
+    width: the columns of the parts in which a light epilogue takes the tile; a heavy one takes
+        parts of half or a quarter of this width.
+    spare: from this number of features on it is faster to avoid a product: a fused pass keeps
+        scores in 16 bits instead of computing them again (`spare` of `kept_sizes`), and a forward
+        pass that compares x with itself takes half the tiles.
+    descriptors: whether operands are read by tensor descriptors (TMA), which sm_90 and later have.
     """
 
     rows: int
@@ -38,19 +40,20 @@ class BlockSizes(NamedTuple):
     descriptors: bool = False
 
     def crowded(self):
-        """For an epilogue that needs more registers than a thread of four warps has."""
+        """The sizes for an epilogue that needs more registers than a program of four warps has."""
         return self._replace(warps=max(8, self.warps))
 
 
-# (architecture, kind of operand, depth bucket) -> block sizes; see `block_sizes`, and `kept_sizes`
-# for "kept" in the place of the bucket. Those of float16 on sm_90 are the fastest that
-# `python -m bench.tune_triton` found on an H200; the others are by arithmetic. Full float32
-# products of NVIDIA have no tensor cores: 32 sums a thread leave registers for two programs at a
-# time, and by pointers, as descriptors take more of them than there are. For float16 on NVIDIA two
-# blocks of four warps are resident, so that one multiplies under the other's epilogue: consumer
-# cards have shared memory for two of 48 KB, and on sm_100, whose products leave the scores outside
-# the registers, half the columns leave registers for two. A launch that keeps scores is a block of
-# eight warps, alone, and costs more than it spares up to `spare`.
+# (architecture, kind of operand, depth bucket) -> block sizes, see `block_sizes`; "kept" instead of
+# the bucket, see `kept_sizes`. Those of float16 on sm_90 are the fastest that
+# `python -m bench.tune_triton` found on an H200; the others are computed, not measured.
+# Full float32 products on NVIDIA have no tensor cores. With 32 sums for each thread there are
+# registers for two programs at a time, if operands are read by pointers: descriptors need more.
+# For float16 on NVIDIA two programs of four warps are resident, so that one multiplies while the
+# other runs its epilogue. Consumer cards have shared memory for two of 48 KB. On sm_100, whose
+# products keep the scores outside the registers, half the columns leave registers for two.
+# A launch that keeps scores runs one program of eight warps at a time. Up to `spare` features it
+# costs more than it saves.
 TABLE = {
     ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 64, 1280, True),
     ("sm_90", "float16", "kept"): BlockSizes(128, 256, 64, 8, 8, 3, 64, 512, True),
@@ -79,9 +82,9 @@ def bucket(depth):
 
 
 def operand_kind(dtype, architecture):
-    """Of unit rows: "float16", or for float32 ones how torch is to multiply such matrices.
+    """The kind of unit rows: "float16", or for float32 rows "float32" or "tf32" as torch is set.
 
-    Of AMD's GPUs those of gfx942 alone multiply TF32.
+    Among AMD's GPUs only gfx942 multiplies TF32.
     """
     if dtype.itemsize == 2:
         return "float16"
@@ -90,14 +93,14 @@ def operand_kind(dtype, architecture):
 
 
 def block_sizes(architecture, operand, depth):
-    """The entry of the table; an unknown architecture takes the one nearest in kind."""
+    """The entry of the table; an unknown architecture takes that of the nearest known one."""
     architecture = _known(architecture, operand)
     deep = TABLE[architecture, operand, "deep"]
     return TABLE.get((architecture, operand, bucket(depth)), deep)
 
 
 def kept_sizes(architecture, operand, depth):
-    """`block_sizes` of a launch that keeps scores."""
+    """`block_sizes` for a launch that keeps scores."""
     sizes = block_sizes(architecture, operand, depth).crowded()
     return TABLE.get((_known(architecture, operand), operand, "kept"), sizes)
 

@@ -1,21 +1,25 @@
 """The tile kernel: a product of unit rows with the epilogue of a loss on its accumulator.
 
-One source for all passes. An epilogue (epilogues/) says what is kept of the rows and columns of a
-tile, and what its score gradients are; the kernel stores what it is given places for. Nothing is
-added atomically: each tile has a place of its own.
+One source serves all passes. An epilogue (epilogues/) computes the partial results of the rows and
+columns of a tile, and its score gradients; the kernel stores those for which it has memory. Nothing
+is added atomically: each tile has its own place.
 
-What all kernels here are given, in this order; what a call does not have is None and costs nothing:
+Arguments of all kernels here, in this order. An argument that a call does not need is None and
+costs nothing.
 
-x_rest, y_rest: of `ScaledRows` by global row and column; the score of unit rows is the product
-    times both, and its score gradient is taken times both, which serves both products with it.
+x_rest, y_rest: `ScaledRows.rest` by global row and column. The score of unit rows is the product
+    times both. The score gradient is multiplied by both too, so that one panel serves the products
+    with x and with y: each needs the rest of its operand, and is divided by the other at the end.
 row0, row1, column0, column1: the block, rows [row0, row1) against columns [column0, column1). Pairs
     are indexed by global row and column, all else by place in the block, n rows by m columns.
 positives ... offset, thresholds: the pairs, see fastsim/pairs/record.py.
-scale, bias, positive_scale: pointers, so that nothing waits for them; margin: a number.
-levels, level_count: of CoSENT over a matrix, (K,) and K; of_levels: (4, K), or (tiles, 4, K).
-of_rows (ROWS_IN, n), of_columns (COLUMNS_IN, m): float32 coefficients.
-panel (n, LINE panel_lines): score gradients, or codes of kept scores (kept.py) with their ranges
-    (2, tiles, n). A row of it is whole lines, so that a mask by them leaves stores wide.
+scale, bias, positive_scale: pointers, so that nothing waits for them.
+margin: a number.
+levels, level_count: (K,) and K, for CoSENT over a matrix. of_levels: (4, K), or (tiles, 4, K).
+of_rows, of_columns: (ROWS_IN, n) and (COLUMNS_IN, m) float32 coefficients.
+panel: (n, LINE panel_lines) score gradients, or codes of kept scores (kept.py). A row is whole
+    lines, so that stores masked by lines stay wide.
+ranges: (2, tiles, n) maxima and steps of kept scores.
 
 Numbers that differ from batch to batch are not specialised, so that a kernel is compiled once.
 """
@@ -97,18 +101,20 @@ def tile_kernel(
     SIZES: tl.constexpr,  # noqa: N803
     GUIDE_SIZES: tl.constexpr,  # noqa: N803
 ):
-    """x (N, D), y (M, D) unit rows of `steps` steps, pointers or descriptors of them.
+    """One tile of scores and its epilogue.
 
+    x, y: (N, D) and (M, D) unit rows of `steps` steps in depth, as pointers or descriptors.
     guide_x, guide_y: unit rows of the guide, of `guide_steps` steps of GUIDE_SIZES, which differ
-        from SIZES in depth alone; None: the scores decide.
-    row_out (ROWS_OUT, tiles, n), column_out (COLUMNS_OUT, rows of tiles, m): what is kept of rows
-        and columns by tile; positive_out (n,): each row's score with its positive.
+        from SIZES only in depth. None: `thresholds` are compared with the scores.
+    row_out: (ROWS_OUT, tiles, n) partial results of rows.
+    column_out: (COLUMNS_OUT, rows of tiles, m) partial results of columns.
+    positive_out: (n,) the score of each row with its positive.
     NEGATIVE: the target of a pair of different groups.
-    WIDTH: the epilogue takes the tile in parts of as many columns, each a tile of its own to it, so
-        that what it computes with fits beside the accumulator.
-    MIRRORED: x is y; a pair is looked at once. A tile above the diagonal is taken both ways, for
-        its rows and transposed for its columns, whose places lie behind those of the rows; of tiles
-        on the diagonal the parts that lie below it are left to those they mirror.
+    WIDTH: the epilogue takes the tile in parts of this many columns, each as a tile of its own, so
+        that its values fit in registers beside the accumulator.
+    MIRRORED: x is y, and each pair is computed once. A tile above the diagonal serves its rows and,
+        transposed, its columns, whose places in row_out follow those of the rows. In a tile on the
+        diagonal, the parts below the diagonal are skipped: their mirror images cover them.
     """
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
@@ -130,19 +136,19 @@ def tile_kernel(
         offset,
     )
     row = top + tl.arange(0, rows)
-    # Past the edge the last row again: loads need no mask, its scores are left out.
+    # Past the edge, the last row again: loads need no mask, and these scores are left out.
     row_at = tl.minimum(row, row1 - 1)
     y_row = tl.minimum(left + tl.arange(0, columns), column1 - 1)
     stride = steps * SIZES.depth
     if SKIP == "lower":
-        # A tile below the diagonal has no pair that takes part, so no product either.
+        # All pairs of a tile below the diagonal are left out, so that it needs no product.
         steps = tl.where(left + columns <= top + offset + 1, 0, steps)
     if MIRRORED:
         steps = tl.where(left + columns <= top, 0, steps)
     if thresholds is not None:
         threshold = tl.load(thresholds + row_at)[:, None]
         if guide_x is not None:
-            # Before the scores, so that of this product only a bit of each pair stays alive.
+            # Before the scores, so that only one bit of each pair of this product stays alive.
             guided = product(
                 guide_x,
                 guide_y,
@@ -178,7 +184,7 @@ def tile_kernel(
         column_at = tl.minimum(column, column1 - 1)
         begin = left + part * WIDTH
         place = tile_column * parts + part
-        # Not before the product, whose loop wants the registers that masks would fill.
+        # Not before the product: its loop needs the registers that masks would fill.
         whole = all_take_part(top, begin, row1, column1, pairs, rows, WIDTH, SKIP)
         part_scores, target, own = pairs_of(
             split[part], row, column, row_at, column_at, whole, row1, column1, pairs, SKIP, NEGATIVE
@@ -219,7 +225,7 @@ def tile_kernel(
                 if x_rest is not None:
                     score_grad *= rests(x_rest, y_rest, row_at, column_at)
                 store_score_grads(score_grad, row, local, row0, row1, panel, panel_lines)
-        if MIRRORED:  # noqa: SIM102 (known when it is compiled)
+        if MIRRORED:  # noqa: SIM102 (decided when it is compiled)
             if begin > top + rows - 1:
                 mirrored, mirrored_target, mirrored_own = pairs_of(
                     tl.trans(split[part]),

@@ -1,4 +1,4 @@
-"""The launches of one loss over one pair of unit rows, and what they allocate."""
+"""The launches of one loss over the unit rows of x and y, and their memory."""
 
 from typing import NamedTuple
 
@@ -24,11 +24,12 @@ PARTS = 8  # of a tile, at most
 KEPT_ROWS = 32  # of a program that turns kept scores into score gradients
 
 
-class Given(NamedTuple):
-    """What an epilogue is given beside the scores of a block.
+class EpilogueInputs(NamedTuple):
+    """The inputs of an epilogue beside the scores of a block.
 
-    of_rows (K, n), of_columns (K, m): coefficients. of_levels: what is written or read of each of
-    the `levels` (K,).
+    of_rows, of_columns: (K, n) and (K, m) coefficients.
+    levels: (K,) the target values of CoSENT over a matrix.
+    of_levels: (4, K) their coefficients, or (tiles, 4, K) memory for their partial results.
     """
 
     of_rows: torch.Tensor | None = None
@@ -38,45 +39,45 @@ class Given(NamedTuple):
 
     @property
     def arguments(self):
-        """In the order of the kernels."""
+        """The inputs in the order of the kernels."""
         count = 0 if self.levels is None else self.levels.numel()
         return self.levels, count, self.of_levels, self.of_rows, self.of_columns
 
     @property
     def counts(self):
-        """How many coefficients there are, as the kernels' constants."""
+        """The numbers of coefficients, as constants of the kernels."""
         rows, columns = (0 if c is None else len(c) for c in (self.of_rows, self.of_columns))
         return {"ROWS_IN": rows, "COLUMNS_IN": columns}
 
 
-NOTHING = Given()
+NO_INPUTS = EpilogueInputs()
 
 
 class Launch:
-    """The launches of one loss over one pair of unit rows.
+    """The launches of one loss over the unit rows of x and y.
 
-    heavy: how often the width of a tile's parts is halved, for more work on a score. keep: whether
-    the scores are to be kept; `keeps`: whether they are, which cosines are where that pays.
-    mirrored: a forward pass over all rows with themselves takes the tiles that reach the
-    diagonal or lie above it, and reduces the latter both ways. For a forward pass that
-    keeps nothing of columns.
+    heavy: how often the width of a tile's parts is halved, for epilogues with more work on a score.
+    keep: whether the scores should be kept.
+    keeps: whether they are kept: only cosines, and only if that is faster.
+    mirrored: whether a forward pass that compares x with itself takes only the tiles on and above
+        the diagonal, and reduces those above it both ways. It must have no state of columns.
     """
 
     mirrored = False
 
     def __init__(self, pairs, unit_x, unit_y, *, tile=None, heavy=0, keep=False):
-        self.alone = unit_x is unit_y
+        self.self_similarity = unit_x is unit_y
         (self.unit_x, x_rest), (self.unit_y, y_rest) = map(scored, (unit_x, unit_y))
         self.device, self.rests = unit_x.device, (x_rest, y_rest)
         self.pairs, self.skip = pair_arguments(pairs), pairs.skip
         self.negative = float(pairs.negative_target)
         self.numbers = (None, None, None, None)
         if tile is not None:
-            taken, of_positives = tile.record.parameters, None
+            taken, positive_scale = tile.record.parameters, None
             if "positive_scale" in taken:
-                of_positives = torch.full_like(tile.scale, tile.positive_scale)
+                positive_scale = torch.full_like(tile.scale, tile.positive_scale)
             scale, bias = (getattr(tile, n) if n in taken else None for n in ("scale", "bias"))
-            self.numbers = (scale, bias, float(tile.margin) or None, of_positives)
+            self.numbers = (scale, bias, float(tile.margin) or None, positive_scale)
         place, self.precision = _product_of(self.unit_x)
         sizes = block_sizes(*place)
         keep = keep and tile.cosine
@@ -88,13 +89,13 @@ class Launch:
         self.guide_precision = guide_depth = None
         if pairs.guide is not None:
             rows, columns = pairs.guide.rows, pairs.guide.columns
-            # Its rows may be of another type, and its thresholds come from products of that.
-            of_guide, self.guide_precision = _product_of(rows)
-            guide_depth = block_sizes(*of_guide).depth
+            # The rows of the guide may have another type; its thresholds come from products in it.
+            guide_place, self.guide_precision = _product_of(rows)
+            guide_depth = block_sizes(*guide_place).depth
             self.guide = (pairs.guide.thresholds, rows, columns, _steps(rows, guide_depth))
-            # Its product has an accumulator of its own.
+            # The product of the guide needs an accumulator too.
             sizes = sizes._replace(columns=sizes.columns // 2, width=sizes.width // 2)
-        # Addresses of targets, or what is known of levels, for each score.
+        # Each score needs registers for the address of its target, or for numbers of its level.
         if pairs.dense is not None or (tile is not None and tile.levels is not None):
             sizes = sizes.crowded()
         elif self.keeps and pairs.guide is None:
@@ -111,26 +112,28 @@ class Launch:
         )
 
     def tiles(self, rows, columns):
-        """(rows, columns) of what the epilogues take for tiles."""
+        """(rows, columns) of tiles, counting each part of a tile as the epilogues do."""
         tall, wide = self.grid(rows, columns)
         return tall, wide * (self.sizes.columns // self.width)
 
     def mirror(self, per_tile):
-        """Whether both sides are the same rows and half the tiles pay; from now on if so.
+        """Sets and returns `mirrored`: x is compared with itself, and half the tiles are faster.
 
-        per_tile: bytes that a tile leaves; both ways they have to fit, as there is one band.
+        per_tile: bytes of partial results of a tile. As all rows are one band, those of both
+            directions have to fit into PARTIALS.
         """
         everything = slice(0, self.unit_x.shape[0])
         tall, wide = self.tiles(everything, everything)
-        same = self.alone and self.skip != "lower" and self.guide[0] is None
+        same = self.self_similarity and self.skip != "lower" and self.guide[0] is None
         self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
         if self.mirrored:
             self.sizes = self.sizes.crowded()
         return self.mirrored
 
     def row_partials(self, rows, columns, *fills):
-        """A plane (tiles, n) float32 for each of `fills`, what mirrored tiles that write nothing
-        leave.
+        """Memory for partial results of rows: a plane (tiles, n) float32 for each of `fills`.
+
+        fills: the values at mirrored tiles, some of which write nothing.
         """
         tall, wide = self.tiles(rows, columns)
         shape = len(fills), wide + tall * self.mirrored, rows.stop - rows.start
@@ -141,9 +144,9 @@ class Launch:
         return partials
 
     def bands(self, per_tile):
-        """Slices of rows whose tiles leave at most PARTIALS bytes, `per_tile` (row, column) each.
+        """Slices of rows whose tiles have at most PARTIALS bytes of partial results.
 
-        per_tile: bytes that a tile leaves.
+        per_tile: bytes of partial results of a tile.
         """
         rows, columns = self.unit_x.shape[0], self.unit_y.shape[0]
         if self.mirrored:
@@ -158,15 +161,15 @@ class Launch:
         columns,
         epilogue,
         *,
-        given=NOTHING,
+        inputs=NO_INPUTS,
         row_out=None,
         column_out=None,
         positive_out=None,
         panel=None,
         ranges=None,
     ):
-        """One launch of the tile kernel over a block; see there what the tensors are."""
-        # What makes codes of scores needs more registers, too.
+        """One launch of the tile kernel over a block; its arguments are described there."""
+        # Codes of kept scores need more registers too.
         sizes = self.sizes if ranges is None else self.sizes.crowded()
         operands = self.unit_x, self.unit_y
         if sizes.descriptors:
@@ -184,7 +187,7 @@ class Launch:
             *self.pairs,
             *self.guide,
             *self.numbers,
-            *given.arguments,
+            *inputs.arguments,
             row_out,
             column_out,
             positive_out,
@@ -194,7 +197,7 @@ class Launch:
             EPILOGUE=epilogue,
             SKIP=self.skip,
             NEGATIVE=self.negative,
-            **given.counts,
+            **inputs.counts,
             ROWS_OUT=0 if row_out is None else len(row_out),
             COLUMNS_OUT=0 if column_out is None else len(column_out),
             MIRRORED=self.mirrored,
@@ -208,11 +211,11 @@ class Launch:
         )
 
     def ranges(self, rows, columns):
-        """Places for the ranges of the scores that a panel of 16 bits keeps of a block."""
+        """Memory for the ranges of the scores of a block that are kept in 16 bits."""
         shape = 2, self.tiles(rows, columns)[1], rows.stop - rows.start
         return self.unit_x.new_empty(shape, dtype=torch.float32)
 
-    def kept_score_grads(self, rows, columns, epilogue, *, given, panel, ranges):
+    def kept_score_grads(self, rows, columns, epilogue, *, inputs, panel, ranges):
         """Score gradients from the scores that a forward pass over the same block has kept."""
         launch(
             kept_score_grads_kernel,
@@ -222,13 +225,13 @@ class Launch:
             *(rows.start, rows.stop, columns.start, columns.stop),
             *self.pairs,
             *self.numbers,
-            *given.arguments,
+            *inputs.arguments,
             panel,
             panel.stride(0) // PANEL_LINE,
             ranges,
             EPILOGUE=epilogue,
             NEGATIVE=self.negative,
-            **given.counts,
+            **inputs.counts,
             ROWS=KEPT_ROWS,
             WIDTH=self.width,
             COLUMNS=self.sizes.columns,
@@ -238,7 +241,7 @@ class Launch:
     def positive_scores(self):
         """(N,) float32, by the same products as the tiles, so that a copy of a positive ties."""
         sizes, rows = self.sizes, self.unit_x.shape[0]
-        # A block holds the diagonal of its rows: it has as many columns at least.
+        # A block holds the diagonal of its rows, so it has at least as many columns.
         sizes = sizes._replace(rows=min(sizes.rows, sizes.columns))
         out = self.unit_x.new_empty(rows, dtype=torch.float32)
         launch(
@@ -260,7 +263,11 @@ class Launch:
         return out
 
     def merge(self, tops, sums, top, total, *, running=False, positives=False):
-        """Merges (tiles, n) maxima and sums of exponentials, of the positives' scale if theirs."""
+        """Merges (tiles, n) maxima and sums of exponentials into top and total (n,).
+
+        running: whether these already hold a state, to be merged too. positives: whether the scale
+        is `positive_scale`.
+        """
         tiles, count = tops.shape
         block = 64
         launch(
@@ -282,21 +289,21 @@ class Launch:
 
 
 def _product_of(rows):
-    """What `block_sizes` takes of the products of unit rows, and their precision in Triton."""
+    """(the arguments of `block_sizes` for products of unit rows, their precision in Triton)."""
     arch = architecture(rows.device)
     kind = operand_kind(rows.dtype, arch)
     return (arch, kind, rows.stride(0)), "tf32" if kind == "tf32" else "ieee"
 
 
 def _steps(rows, depth):
-    """Of a product of unit rows, which are padded to whole ones."""
+    """The steps in depth of a product of unit rows, which are padded to whole steps."""
     steps, rest = divmod(rows.stride(0), depth)
     assert rest == 0
     return steps
 
 
 def pair_arguments(pairs):
-    """What kernels take of `Pairs`: its tensors, the strides of targets, the offset."""
+    """The arguments of kernels for `Pairs`: its tensors, the strides of targets, the offset."""
     dense = pairs.dense
     strides = (0, 0) if dense is None else dense.stride()
     indices = pairs.tensors()[:-1]

@@ -1,8 +1,10 @@
-"""All pairs of a small batch: losses and score gradients from the matrix of products.
+"""A small batch: losses and score gradients from the matrix of products.
 
-A library product has written the products of all rows; a program reads its rows once, with all
-columns, and writes their losses and score gradients. Arguments as in tile.py; losses (N,) and sums
-(2, N), dL/dscale and dL/dbias of each row, or None, are times the weight.
+A library product has written the products of all rows. A program reads some rows once, with all
+columns, and writes their losses and score gradients. Arguments as in tile.py, and
+
+losses: (N,) the losses, times the weight.
+sums: (2, N) dL/dscale and dL/dbias of each row, times the weight; or None.
 """
 
 import triton
@@ -48,12 +50,15 @@ def whole_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    """products (N, M) of float32; panel (N, stride): GAIN times dL_i/dlogit_ij, which may lie where
-    the products do, or None.
+    """The losses and score gradients of some rows.
 
-    inverse: (N + M,) norms of rows and columns, (N,) where these are the same (TOGETHER). SCALED:
-    the products are of `ScaledRows`. of_columns (3, M): what `whole_columns_kernel` has found, or
-    None. EPILOGUE: of epilogues/whole.py, with its FLAG.
+    products: (N, M) float32.
+    inverse: (N + M,) inverse norms of x and y; (N,) if x is compared with itself (TOGETHER).
+    panel: (N, stride) receives GAIN times dL_i/dlogit_ij; may be the memory of the products, or
+        None.
+    of_columns: (3, M) the results of `whole_columns_kernel`, or None.
+    SCALED: whether the products are those of `ScaledRows`.
+    EPILOGUE, FLAG: a function of epilogues/whole.py, and its FLAG.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -73,7 +78,7 @@ def whole_kernel(
     weight = number_or(weight, 1.0)
     tl.store(losses + row, (weight * loss).to(tl.float64), mask=row < rows)
     if sums is not None:
-        # What is left out has gradient 0, and a score that is no number to be multiplied with it.
+        # A pair left out has gradient 0, and no score to multiply it by.
         along = weight * tl.sum(
             tl.where(grads == 0.0, 0.0, grads * less_margin(scores, own, margin)), 1
         )
@@ -81,7 +86,7 @@ def whole_kernel(
         across = weight * tl.sum(grads, 1)
         tl.store(sums + rows + row, across.to(tl.float64), mask=row < rows)
     if panel is not None:
-        # Every thread has its products before another writes score gradients over them.
+        # Every thread reads its products before another writes score gradients over them.
         tl.debug_barrier()
         at = row.to(tl.int64)[:, None] * stride + column[None, :]
         inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -106,8 +111,8 @@ def whole_columns_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    """of_columns (3, M): maximum and sum of exponentials of each column, and of how many rows it is
-    the positive.
+    """Writes of_columns (3, M): the maximum of each column, its sum of exponentials, and the number
+    of rows whose positive it is.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     column_at = tl.minimum(column, columns - 1)
@@ -146,7 +151,7 @@ def _scores(
     SCALED: tl.constexpr,  # noqa: N803
     TOGETHER: tl.constexpr,  # noqa: N803
 ):
-    """(scores, by what they are the products) of some rows and columns."""
+    """(scores, the factors by which they differ from the products) of some rows and columns."""
     at = row_at.to(tl.int64)[:, None] * columns + column_at[None, :]
     scores = tl.load(products + at)
     factor = 1.0

@@ -25,7 +25,7 @@ def adjusted_interpreter():
 @pytest.fixture
 def in_panels(monkeypatch):
     """The passes over panels, where a small batch has kernels of its own."""
-    monkeypatch.setattr(SmallBatch, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(SmallBatch, "serves_one_call", lambda *_: False)
 
 
 @pytest.fixture(params=["small batch", "panels"])

@@ -6,7 +6,7 @@ import torch
 from fastsim import losses
 from fastsim.backends import get
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from tests.backends.triton.interpreted.test_edges import tile_losses
 
 HALF, SINGLE = torch.float16, torch.float32
@@ -49,7 +49,7 @@ def kept_launch(x, y, pairs):
     from fastsim.backends.triton.kernels.tile_launches import Launch
 
     units = [get("triton").unit_rows(t)[0] for t in (x, y)]
-    tile = Tile("softmax", pairs, torch.tensor(20.0), torch.tensor(0.0))
+    tile = TileLoss("softmax", pairs, torch.tensor(20.0), torch.tensor(0.0))
     run = Launch(pairs, *units, tile=tile)
     block = slice(0, len(x)), slice(0, len(y))
     panel = torch.full((len(x), 64), torch.nan, dtype=HALF)[:, : len(y)]

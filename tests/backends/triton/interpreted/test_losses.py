@@ -21,7 +21,7 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.engine.selection import hardest_columns
 from fastsim.losses import SPECIFICATIONS
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from tests.backends.triton.interpreted import oracle
 from tests.seeds import seed_of
 
@@ -387,7 +387,7 @@ def test_rows_and_columns_that_are_parts(first):
     whole = losses.sup_con(x, groups, reduction="none", backend="eager")
     rows = slice(first, first + 7)
     parts = Pairs(None, None, None, groups[rows], groups, None, 0.0, "diagonal", first)
-    tile = Tile("softmax", parts, normalise=True)
+    tile = TileLoss("softmax", parts, normalise=True)
     got = tile_loss(tile, x[rows], x, scale=10.0, formula=None, backend=get("triton"))
     torch.testing.assert_close(got, whole[rows])
     # Each pair once: the levels of all parts of rows and columns are those of everything.
@@ -400,9 +400,9 @@ def test_rows_and_columns_that_are_parts(first):
     ):
         part = replace(pairs, row_groups=groups[r], offset=r.start).of_columns(c)
         operands = (backend.unit_rows(x[s])[0] for s in (r, c))
-        top, total = backend.forward(Tile("levels", part, number, levels=levels), *operands)
+        top, total = backend.forward(TileLoss("levels", part, number, levels=levels), *operands)
         sums.append(total * (number * top).exp())
-    top, total = backend.forward(Tile("levels", pairs, number, levels=levels), unit, unit)
+    top, total = backend.forward(TileLoss("levels", pairs, number, levels=levels), unit, unit)
     torch.testing.assert_close(sum(sums), total * (number * top).exp(), rtol=1e-5, atol=0)
     # The hardest of a part of the rows.
     hardest = losses.hardest_pairs(x, groups, distance="cosine", backend="eager")
@@ -418,7 +418,7 @@ def test_terms_against_the_sums_of_more_columns():
     backend = get("triton")
     unit = backend.unit_rows(x)[0]
     pairs = Pairs(row_groups=groups, column_groups=groups, negative_target=0.0, skip="diagonal")
-    tile = Tile("multi_positive", pairs, torch.tensor(20.0))
+    tile = TileLoss("multi_positive", pairs, torch.tensor(20.0))
     *sums, _, score_grads = backend.forward(tile, unit, unit)
     terms = []
     for columns in (slice(0, 30), slice(30, 40)):

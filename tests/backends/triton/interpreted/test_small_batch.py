@@ -13,9 +13,9 @@ from torch.library import opcheck
 from fastsim import losses
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.backends.triton.small_batch import SmallBatch
-from fastsim.engine import autograd, whole_loss
+from fastsim.engine import autograd, one_call_loss
 from fastsim.pairs import Pairs
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from tests.backends.triton.interpreted.test_losses import CASES, compare, nce
 
 MADE = {
@@ -38,13 +38,13 @@ tile = autograd._tile  # the operator, before a test replaces it
 @pytest.fixture
 def served(monkeypatch):
     """The kinds of the losses that were made this way."""
-    kinds, whole = [], SmallBatch.whole
+    kinds, original = [], SmallBatch.in_one_call
 
     def noted(self, tile, *given):
         kinds.append(tile.kind)
-        return whole(self, tile, *given)
+        return original(self, tile, *given)
 
-    monkeypatch.setattr(SmallBatch, "whole", noted)
+    monkeypatch.setattr(SmallBatch, "in_one_call", noted)
     return kinds
 
 
@@ -113,14 +113,14 @@ def test_small_gradients_of_a_learnt_batch(served):
 
 
 def test_the_largest_that_is_served():
-    serves = functools.partial(SmallBatch().serves_whole, dtype=torch.float32)
-    tile = Tile("softmax", Pairs(torch.arange(3)))
+    serves = functools.partial(SmallBatch().serves_one_call, dtype=torch.float32)
+    tile = TileLoss("softmax", Pairs(torch.arange(3)))
     assert serves(tile, 8192, 8192, 64, False)
     assert not serves(tile, 8193, 8192, 64, False)
     distinct = Pairs(torch.arange(3), distinct=True)
     for heavy in (
-        Tile("sigmoid", distinct),
-        Tile("softmax", distinct, symmetric=True),
+        TileLoss("sigmoid", distinct),
+        TileLoss("softmax", distinct, symmetric=True),
     ):
         assert serves(heavy, 4096, 4096, 64, False)
         assert not serves(heavy, 4097, 4096, 64, False)
@@ -144,7 +144,7 @@ def test_small_panels_that_are_asked_for(served, monkeypatch):
 def test_opcheck(learnt, dtype, served, monkeypatch):
     """The operator returns what its fake says, whichever gradients are wanted."""
     calls = []
-    monkeypatch.setattr(whole_loss, "is_whole", lambda *_, **__: False)
+    monkeypatch.setattr(one_call_loss, "without_operator", lambda *_, **__: False)
     monkeypatch.setattr(autograd, "_tile", lambda *given: calls.append(given) or tile(*given))
     tensors = {"x": torch.randn(6, 9, dtype=dtype), "y": torch.randn(7, 9, dtype=dtype)}
     tensors["temperature"] = torch.tensor(0.3)

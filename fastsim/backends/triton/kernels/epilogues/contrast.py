@@ -15,7 +15,7 @@ from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 @triton.jit
 def _sides(scores, target):
-    """The negatives' scores and the negated positives', each LEFT_OUT in the other's places."""
+    """The scores of negatives, and the negated scores of positives; LEFT_OUT at other pairs."""
     own = target == 1.0
     positive = own & ((scores <= LEFT_OUT) == 0)
     return tl.where(own, LEFT_OUT, scores), tl.where(positive, -scores, LEFT_OUT)
@@ -33,7 +33,7 @@ def contrast_forward(
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
-    """Rows: maximum and sum of exponentials of the negatives, of the negated positives."""
+    """Rows: maximum and sum of exponentials of negatives, then of negated positives."""
     scale, _, _, positive_scale = numbers
     rising, falling = _sides(scores, target)
     negatives = sum_exponentials(rising, scale, 1)
@@ -61,9 +61,9 @@ def multi_similarity_score_grad(
 
 @triton.jit
 def _positive_terms(falling, scale, top, log_sum):
-    """sigma(x) and e^-|x|, 0 where there is no positive, and max(x, 0).
+    """sigma(x), e^-|x| and max(x, 0) of each positive, 0 at other pairs.
 
-    x is the log-sum-exp of the negatives less z, a positive's; its loss is softplus(x).
+    x is the log-sum-exp of the negatives minus the positive's logit; its loss is softplus(x).
     """
     x = tl.fma(top + falling, scale, log_sum)
     share, _, e = shares_and_exponential(x)
@@ -83,7 +83,7 @@ def multi_positive_forward(
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
-    """Rows: sums of the positives' losses and of their dL/dx."""
+    """Rows: sums over positives of the losses and of dL/dx."""
     scale, _, _, _ = numbers
     _, falling = _sides(scores, target)
     top, log_sum = of_rows

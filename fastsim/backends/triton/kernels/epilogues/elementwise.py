@@ -1,4 +1,4 @@
-"""Losses that are sums over pairs: SigLIP, the squared error of a matrix."""
+"""Losses that are sums over pairs: SigLIP and the squared error of a matrix."""
 
 import triton
 import triton.language as tl
@@ -35,14 +35,14 @@ def sigmoid(
 
 @triton.jit
 def sigmoid_terms(scores, target, scale, bias):
-    """(sums of the losses by rows, dL/dz of each pair)."""
-    # A pair that takes no part: a logit of minus infinity and no target, so that all is 0.
+    """(the sum of the losses of each row, dL/dz of each pair)."""
+    # A pair left out: its logit is about minus infinity and its target 0, so that all is 0.
     logit = tl.where(scores <= LEFT_OUT, LEFT_OUT, tl.fma(scores, scale, bias))
     wanted = taking_part(scores, tl.fma(target, 0.5, 0.5))
     share, complement, e = shares_and_exponential(logit)
-    # softplus(z) - wanted z, of which log(1 + e^-|z|) is summed by a product.
+    # softplus(z) - wanted z = rest + log(1 + e^-|z|); a product sums the logarithms.
     rest = tl.where(logit < 0, 0.0, logit) - wanted * logit
-    # sigma(z) - wanted, in which a positive's share would cancel.
+    # sigma(z) - wanted, written so that nothing cancels for positives.
     excess = (1.0 - wanted) * share - wanted * complement
     return tl.sum(rest, 1) + sum_logs_one_plus(e), excess
 

@@ -1,10 +1,11 @@
 """CoSENT over a matrix.
 
-Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The score gradient in level l
-is up_l e^{scale (s - high_l)} - down_l e^{scale (-s - low_l)}, relative to the level's own
-extremes. Every score is of one level: a look at all levels finds what belongs to it, and two
-exponentials a score are enough. `levels`: their values (K,), K, and what is written or read of
-each, (4, K).
+Level l keeps A_l = lse z and B_l = lse -z, each as a maximum and a sum. The score gradient of a
+pair in level l is up_l e^{scale (s - high_l)} - down_l e^{scale (-s - low_l)}; high_l and low_l are
+the maxima of s and -s in the level. Every score belongs to one level. A loop over the levels finds
+the numbers of its level, so that two exponentials for each score are enough.
+
+levels: (the target values (K,), K, the numbers (4, K) of the levels, written or read).
 """
 
 import triton
@@ -70,7 +71,7 @@ def levels_score_grad(
     scale, _, _, _ = numbers
     values, size, of_level = levels
     part = (scores <= LEFT_OUT) == 0
-    # A pair that takes no part stays with numbers of 0: a level without pairs has no extremes.
+    # Pairs left out keep numbers of 0: a level without pairs has no extremes.
     s = tl.where(part, scores, 0.0)
     high, up = tl.zeros_like(s), tl.zeros_like(s)
     low, down = tl.zeros_like(s), tl.zeros_like(s)

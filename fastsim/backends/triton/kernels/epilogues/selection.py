@@ -8,7 +8,7 @@ from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 @triton.jit
 def _first_column(scores, top, column):
-    """The smallest column among equals of the row's extreme, its bits as float32."""
+    """The first column of each row with the score `top`; its bits as float32."""
     first = tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
     return first.to(tl.float32, bitcast=True)
 
@@ -25,7 +25,7 @@ def closest_forward(
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
-    """Rows: the largest admitted score, its column. of_rows: where it has one, the ceiling."""
+    """Rows: the largest admitted score, and its column. of_rows: the ceiling, or empty."""
     # A NaN is no candidate; it reaches the loss through the mean negative.
     admitted = (own == 0) & (scores == scores)
     if len(of_rows) == 1:
@@ -47,9 +47,9 @@ def hardest_forward(
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
-    """Rows: minus the lowest score of the group and the highest outside, each with its column.
+    """Rows: minus the lowest score in the group, the highest outside, each with its column.
 
-    of_columns: where there are any, what is taken from the scores.
+    of_columns: offsets that are subtracted from the scores, or empty.
     """
     # A NaN is no candidate.
     part = scores > LEFT_OUT

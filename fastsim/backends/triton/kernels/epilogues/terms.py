@@ -1,4 +1,4 @@
-"""What several epilogues compute of a tile of scores."""
+"""Terms that several epilogues share."""
 
 import triton
 import triton.language as tl
@@ -10,15 +10,15 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def taking_part(scores, values):
-    """The values of pairs that take part, 0 for the others; a NaN score takes part."""
+    """The values, 0 for pairs that are left out; a pair with a NaN score is not."""
     return tl.where(scores <= LEFT_OUT, 0.0, values)
 
 
 @triton.jit
 def sum_exponentials(scores, scale, AXIS: tl.constexpr):  # noqa: N803
-    """Maximum score along the axis, and the sum of the exponentials below it."""
+    """(maximum score along the axis, sum of the exponentials relative to it)."""
     top = tl.max(scores, AXIS)
-    # Without any pair relative to 0, so that no exponential of it is 1.
+    # If all pairs are left out, relative to 0, so that no exponential is 1.
     below = tl.where(top <= LEFT_OUT, 0.0, top)
     shares = tl.exp2((scale * LOG2_E) * (scores - tl.expand_dims(below, AXIS)))
     return top, tl.sum(shares, AXIS)
@@ -32,7 +32,7 @@ def weighted_share(scores, scale, top, weight):
 
 @triton.jit
 def log_one_plus(e):
-    """log(1 + e) for e >= 0, exact in relative terms to e = 0: 2 artanh(e / (2 + e)) to e = 1."""
+    """log(1 + e), e >= 0, of small relative error down to 0: 2 artanh(e / (2 + e)) if e <= 1."""
     u = e / (2.0 + e)
     square = u * u
     series = tl.fma(square, 1.0 / 15.0, 1.0 / 13.0)
@@ -53,9 +53,10 @@ def _both(a, b):
 
 @triton.jit
 def sum_logs_one_plus(e):
-    """sum_j log(1 + e_j) of each row, 0 <= e_j <= 1: the logarithm of the product, one a row.
+    """sum_j log(1 + e_j) of each row, for 0 <= e_j <= 1, as logarithms of products.
 
-    One for every 64 columns: 2^64 is far from the end of the range.
+    There is one logarithm for every 64 columns: a product of 64 factors is at most 2^64, far below
+    the end of the range.
     """
     columns: tl.constexpr = e.shape[1]
     if columns <= 64:
@@ -67,9 +68,10 @@ def sum_logs_one_plus(e):
 
 @triton.jit
 def shares_and_exponential(logit):
-    """sigma(z), sigma(-z), and e^-|z|."""
+    """sigma(z), sigma(-z) and e^-|z|."""
     e = tl.exp2(tl.abs(logit) * -LOG2_E)
-    # A division looks after the ends of the range, six instructions; 1 + e is in [1, 2].
+    # 1 / (1 + e) as rsqrt squared: a division takes six instructions, for the ends of a range that
+    # 1 + e, in [1, 2], never reaches.
     root = tl.rsqrt(1.0 + e)
     large = root * root
     small = e * large

@@ -1,7 +1,9 @@
-"""Losses of rows that a program has all columns of: (losses, dL_i/dlogit_ij).
+"""Losses of whole rows: each returns (losses, dL_i/dlogit_ij).
 
-numbers: scale, bias, margin; of_columns: of a loss that looks at columns, their maximum, sum of
-exponentials and number of rows whose positive they are; FLAG: what else the loss is told.
+numbers: scale, bias, margin.
+of_columns: for a loss that also depends on columns, the maximum of each, its sum of exponentials,
+    and the number of rows whose positive it is; else empty.
+FLAG: an option of the loss.
 """
 
 import torch
@@ -25,7 +27,7 @@ def less_margin(scores, own, margin):
 
 @triton.jit
 def softmax(scores, target, own, column, numbers, of_columns, FLAG: tl.constexpr):  # noqa: N803
-    """Rows whose targets, not negative, count in parts of their sum."""
+    """The targets, none of them negative, are divided by their sum in each row."""
     scale, _, margin = numbers
     scores = less_margin(scores, own, margin)
     target = taking_part(scores, target)
@@ -36,13 +38,13 @@ def softmax(scores, target, own, column, numbers, of_columns, FLAG: tl.constexpr
     total = tl.where(total == 0.0, 1.0, total)  # past the last row
     wanted, positive = tl.sum(target, 1), tl.sum(target * scores, 1)
     share = tl.where(wanted == 0.0, 0.0, 1.0 / tl.where(wanted == 0.0, 1.0, wanted))
-    # A row without a target counts nothing, whatever its log-sum-exp; a NaN does.
+    # The loss of a row without targets is 0, whatever its log-sum-exp, unless it is NaN.
     none = (wanted == 0.0) & (positive == 0.0)
     losses = scale * (top - positive * share) + tl.log(total)
     grads = shares / total[:, None]
     if len(of_columns) == 3:
         of_column, sums, count = of_columns
-        # Of a column that is nobody's positive nothing counts, and its maximum may be of no score.
+        # A column that is no row's positive has no loss, and may have no score for a maximum.
         of_column, sums = tl.where(count == 0.0, 0.0, of_column), tl.where(count == 0.0, 1.0, sums)
         losses += scale * (tl.sum(tl.where(own, of_column, 0.0), 1) - positive)
         losses = 0.5 * (losses + tl.sum(tl.where(own, tl.log(sums), 0.0), 1))
@@ -60,7 +62,7 @@ def sigmoid(scores, target, own, column, numbers, of_columns, FLAG: tl.constexpr
 
 @triton.jit
 def triplet(scores, target, own, column, numbers, of_columns, FLAG: tl.constexpr):  # noqa: N803
-    """FLAG: whether the closest negative is to be no closer than the positive."""
+    """FLAG: whether only negatives that are no closer than the positive are candidates."""
     _, _, margin = numbers
     negative = (own == 0) & ((scores <= LEFT_OUT) == 0)
     positive = tl.sum(tl.where(own, scores, 0.0), 1)
@@ -75,7 +77,7 @@ def triplet(scores, target, own, column, numbers, of_columns, FLAG: tl.constexpr
     candidates = tl.where(admitted, scores, LEFT_OUT)
     closest = tl.max(candidates, 1)
     first = tl.min(tl.where(candidates == closest[:, None], column[None, :], 2147483647), 1)
-    # A NaN is no less than 0, so that it reaches the loss.
+    # NaN <= 0 is false, so that a NaN reaches the loss.
     far = mean - positive + margin
     of_mean = tl.where(some & ((far <= 0) == 0), 1.0, 0.0)
     near = closest - positive + margin

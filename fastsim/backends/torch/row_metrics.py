@@ -1,4 +1,4 @@
-"""What a block's scores say of a batch, beside any loss (fastsim/batch_metrics.py)."""
+"""The row metrics of a block, from its scores (fastsim/batch_metrics.py)."""
 
 from dataclasses import replace
 
@@ -8,10 +8,10 @@ from fastsim.backends.torch.block import LEFT_OUT
 from fastsim.batch_metrics import MAXIMA
 
 
-def observe(block, seen):
-    """Adds the scores of a block to the numbers of its rows, seen (R, len(SEEN)).
+def add_row_metrics(block, row_metrics):
+    """Adds the scores of a block to the metrics of its rows, (R, len(ROW_METRICS)).
 
-    The block stays as it is: what takes no part is left out of a copy of its panel.
+    The block does not change: pairs are left out in a copy of its panel.
     """
     block = replace(block, panel=block.panel.clone(), bias=None)
     block.leave_out()
@@ -23,32 +23,34 @@ def observe(block, seen):
         if block.positives is not None:
             block.set_at_positives(by_id, False)
         by_id.logical_and_(~skipped)
-    own = _own(block) & ~out
-    negative = ~(own | out)
+    positive = _positive_pairs(block) & ~out
+    negative = ~(positive | out)
     sums = []
-    for part in (negative, own):
+    for part in (negative, positive):
         sums += [panel.masked_fill(~part, 0.0), part]
     sums += [by_id, out & ~by_id & ~skipped]
-    highest = [panel.masked_fill(~part, LEFT_OUT).amax(1) for part in (negative, own)]
-    maxima = torch.stack(highest, 1).to(seen.dtype)
-    seen[:, :MAXIMA] = torch.maximum(seen[:, :MAXIMA], maxima)
-    seen[:, MAXIMA:] += torch.stack([part.sum(1, dtype=seen.dtype) for part in sums], 1)
+    highest = [panel.masked_fill(~part, LEFT_OUT).amax(1) for part in (negative, positive)]
+    maxima = torch.stack(highest, 1).to(row_metrics.dtype)
+    row_metrics[:, :MAXIMA] = torch.maximum(row_metrics[:, :MAXIMA], maxima)
+    row_metrics[:, MAXIMA:] += torch.stack(
+        [part.sum(1, dtype=row_metrics.dtype) for part in sums], 1
+    )
 
 
-def _own(block):
-    """(R, C) bool: the positive pairs, whether or not they take part."""
+def _positive_pairs(block):
+    """(R, C) bool: the positive pairs, also those that are left out."""
     if block.dense is not None:
         return block.dense > 0
     if block.row_groups is not None:
         return block.same
-    own = torch.zeros_like(block.panel, dtype=torch.bool)
+    positive = torch.zeros_like(block.panel, dtype=torch.bool)
     if block.positives is not None:
-        block.set_at_positives(own, True)
-    return own
+        block.set_at_positives(positive, True)
+    return positive
 
 
 def _skipped(block):
-    """(R, C) bool: the pairs that are nobody's candidates, by their indices."""
+    """(R, C) bool: the pairs that `Pairs.skip` leaves out."""
     rows, columns = block.panel.shape
     row = torch.arange(block.first, block.first + rows, device=block.panel.device)[:, None]
     column = torch.arange(columns, device=block.panel.device)

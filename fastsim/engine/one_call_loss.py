@@ -1,6 +1,6 @@
-"""A tile loss that one call of the backend makes, as one differentiable operation.
+"""A tile loss computed by one call of the backend, as one differentiable operation.
 
-No operator of torch's: of a small batch its arguments would take longer than the loss.
+It does without a registered operator, whose arguments would take longer than a small loss.
 """
 
 from collections.abc import Callable
@@ -10,49 +10,51 @@ import torch
 from torch import Tensor
 
 from fastsim.backends.base import Backend
-from fastsim.batch_metrics import no_totals, record_totals, watched
+from fastsim.batch_metrics import empty_totals, in_metrics, record_totals
 from fastsim.engine.gradients import (
     as_scalar,
     dense_losses,
     gradients_of,
     graph_ends,
     is_one,
+    needs_grad_of,
     sum_of_prefixes,
-    wants_of,
 )
-from fastsim.engine.one_call import in_one_call, is_whole
+from fastsim.engine.one_call import in_one_call, without_operator
 from fastsim.engine.sweep import asked_widths
 from fastsim.operators import differentiable_again
-from fastsim.scores import compute_dtype
-from fastsim.tile import Tile
+from fastsim.precision import compute_dtype
+from fastsim.tile_loss import TileLoss
 
-_NOTHING = (False,) * 4  # of what a gradient may be wanted
+_NO_GRADIENT = (False,) * 4  # of x, y, scale and bias
 
 
-class WholeLoss(NamedTuple):
-    """A loss that one call of the backend makes of two sides of rows; y None: of x with itself."""
+class OneCallLoss(NamedTuple):
+    """A loss of x (N, D) and y (M, D), or of x with itself, by one call of the backend."""
 
-    tile: Tile
+    tile: TileLoss
     scale: float | Tensor
     bias: float | Tensor
     weights: float | Tensor | None
     formula: Callable
     backend: Backend
-    measured: bool  # whether `fastsim.metrics` sees the scores
-    prefixes: tuple | None = None  # (widths, factors): their sum, as `Backend.whole` takes it
+    for_metrics: bool  # whether `fastsim.metrics` counts these scores
+    prefixes: tuple | None = None  # (widths, factors) as in `Backend.in_one_call`
 
     def serves(self, x, y):
-        """Whether that is how rows of these sizes are served."""
-        observed = self.measured and watched()
-        return is_whole(self.tile, x, y, self.weights, self.backend, observed=observed)
+        """Whether one call serves x and y."""
+        with_metrics = self.for_metrics and in_metrics()
+        return without_operator(
+            self.tile, x, y, self.weights, self.backend, with_metrics=with_metrics
+        )
 
     def __call__(self, x, y):
         y = None if y is x else y
         if self.prefixes is not None:
             asked_widths().served = True
-        if not self.measured or not watched():
+        if not self.for_metrics or not in_metrics():
             return self._of(x, y, None)
-        totals = no_totals(x.device)
+        totals = empty_totals(x.device)
         loss = self._of(x, y, totals)
         record_totals(totals)
         return loss
@@ -65,15 +67,17 @@ class WholeLoss(NamedTuple):
             bias = as_scalar(bias, compute_dtype(x), x.device)
         given = x, y, scale, bias, weights
         if not torch.is_grad_enabled():
-            return in_one_call(tile, *given, _NOTHING, backend, totals, prefixes)[0]
-        wants = wants_of(x, y, scale, bias)
-        if not any(wants):
-            return in_one_call(tile, *given, _NOTHING, backend, totals, prefixes)[0]
-        return _WholeLoss.apply(*given, tile, wants, formula, backend, totals, prefixes)
+            return in_one_call(tile, *given, _NO_GRADIENT, backend, totals, prefixes)[0]
+        needs_grad = needs_grad_of(x, y, scale, bias)
+        if not any(needs_grad):
+            return in_one_call(tile, *given, _NO_GRADIENT, backend, totals, prefixes)[0]
+        return _OneCallLossFunction.apply(
+            *given, tile, needs_grad, formula, backend, totals, prefixes
+        )
 
 
 def _formula(ctx, saved, *sides):
-    """The loss in plain torch; sides and weights may be numbers. With prefixes, their sum."""
+    """The loss in plain torch, with prefixes the sum of theirs; any input may be a number."""
     *numbers, weight = ctx.numbers
     x, y, *scalars = (n if t is None else t for t, n in zip(sides, numbers, strict=True))
     weights = saved[4] if weight is None else weight
@@ -84,18 +88,20 @@ def _formula(ctx, saved, *sides):
     return loss(x, y) if ctx.prefixes is None else sum_of_prefixes(loss, x, y, *ctx.prefixes)
 
 
-class _WholeLoss(torch.autograd.Function):
-    """A `WholeLoss` with what follows from it."""
+class _OneCallLossFunction(torch.autograd.Function):
+    """A `OneCallLoss` that needs a gradient."""
 
     @staticmethod
-    def forward(ctx, x, y, scale, bias, weights, tile, wants, formula, backend, totals, prefixes):
+    def forward(
+        ctx, x, y, scale, bias, weights, tile, needs_grad, formula, backend, totals, prefixes
+    ):
         given = x, y, scale, bias, weights
-        loss, *found = in_one_call(tile, *given, wants, backend, totals, prefixes)
+        loss, *found = in_one_call(tile, *given, needs_grad, backend, totals, prefixes)
         tensors = [value if isinstance(value, Tensor) else None for value in given]
         ctx.numbers = [
             value if tensor is None else None for value, tensor in zip(given, tensors, strict=True)
         ]
-        ctx.dtypes, ctx.wants = (x.dtype, loss.dtype), wants
+        ctx.dtypes, ctx.needs_grad = (x.dtype, loss.dtype), needs_grad
         ctx.formula, ctx.cosine, ctx.backend, ctx.tile = formula, tile.cosine, backend, tile
         ctx.prefixes = prefixes
         ctx.save_for_backward(*tensors, *found)
@@ -109,7 +115,7 @@ class _WholeLoss(torch.autograd.Function):
         given = [number if tensor is None else tensor for tensor, number in pairs]
         spent = graph_ends()
         grad = None if spent and is_one(grad) else grad
-        parts = ctx.backend.whole_gradients(
-            ctx.tile, grad, found, given, ctx.wants, ctx.dtypes[0], spent=spent
+        parts = ctx.backend.one_call_gradients(
+            ctx.tile, grad, found, given, ctx.needs_grad, ctx.dtypes[0], spent=spent
         )
         return gradients_of(ctx, parts, 11)

@@ -1,5 +1,5 @@
-"""A tile loss in one call: a small batch, whose scores are one block, or a loss whose state is of
-rows alone, band by band.
+"""A tile loss in one call: a small batch, whose scores are one block, or band by band a loss with a
+state of rows alone.
 """
 
 import ctypes
@@ -13,8 +13,9 @@ import torch
 from fastsim.backends.cpu import amx, amx_loss, blas, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.sizes import WIDEST, are_two_panels, band_rows, is_one_block
+from fastsim.precision import compute_dtype
 
-WHOLE = (
+SERVED = (
     "softmax",
     "sigmoid",
     "squared_error",
@@ -28,9 +29,10 @@ WHOLE = (
     "semi-hard_triplet",
     "margins",
 )
-SMALL = 1 << 27  # multiply-adds of a product up to which one call in float32 is faster
-SMALL_OF_ONE_PART = 3 << 23  # the same where the other products are of one bfloat16 part
-SMALL_OF_BFLOAT16 = 5 << 20  # and of such rows, where these too are made in one call
+# One call in float32 is faster up to this many multiply-adds of a product.
+SMALL = 1 << 27
+SMALL_OF_ONE_PART = 3 << 23  # if the other products have operands of one bfloat16 part
+SMALL_OF_BFLOAT16 = 5 << 20  # if the rows are bfloat16, and those products are made in one call too
 _NO_GUIDE = None, None, 0.0, False
 _NO_FACTORS = None, None, False
 _guide = attrgetter("rows", "columns", "margin", "relative")
@@ -38,65 +40,67 @@ _whole = None if UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
 
 
 class InOneCall:
-    """The part of `CpuBackend` that makes a loss in one call."""
+    """The part of `CpuBackend` that computes a loss in one call."""
 
-    weighs_whole = True
-    observes_whole = True
+    one_call_weighs_rows = True
+    one_call_records_metrics = True
     checks_bias = True
 
-    def serves_whole(self, tile, rows, columns, width, together, dtype):
+    def serves_one_call(self, tile, rows, columns, width, self_similarity, dtype):
         pairs = tile.pairs
-        if tile.kind not in WHOLE or tile.hardness:
+        if tile.kind not in SERVED or tile.hardness:
             return False
         if pairs.untargeted or pairs.offset or pairs.sliced:
             return False
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
         if triplet.is_large(tile, rows, columns, width):
-            panels = together or by_blas(rows, columns, width, dtype)
+            panels = self_similarity or by_blas(rows, columns, width, dtype)
             return not panels and columns <= WIDEST and triplet.serves(tile)
         if by_blas(rows, columns, width, dtype):
             return False
-        if not together and is_loss_of_parts(tile, rows, columns, width, dtype):
+        if not self_similarity and is_loss_of_parts(tile, rows, columns, width, dtype):
             return True
         # With a matrix unit, panels are faster than one call in float32. With AVX512_BF16 they are
-        # too, unless the call makes two sets of scores (the other a teacher's).
+        # too, unless the call computes two sets of scores (the second that of a teacher).
         panels = of_parts(rows, columns, width, dtype, SMALL_OF_ONE_PART)
         if panels and (amx.is_matrix_unit() or not pairs.factors):
             return False
-        return is_one_block(rows, columns) or (not together and _in_bands(tile, rows, columns))
+        return is_one_block(rows, columns) or (
+            not self_similarity and _in_bands(tile, rows, columns)
+        )
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
         shape = rows, columns, width
         in_parts = of_parts(*shape, dtype, SMALL_OF_ONE_PART) or by_blas(*shape, dtype)
         return not (in_parts or triplet.is_large(tile, *shape))
 
-    def whole(self, tile, x, y, scale, bias, weights, wants, totals=None, prefixes=None):
-        want_x, want_y = wants or (False, False)
+    def in_one_call(self, tile, x, y, scale, bias, weights, needs_grad, totals=None, prefixes=None):
+        want_x, want_y = needs_grad or (False, False)
         pairs = tile.pairs
         guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
-        alike = not (isinstance(weights, torch.Tensor) and weights.ndim)
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        one_weight = not (isinstance(weights, torch.Tensor) and weights.ndim)
+        dtype = compute_dtype(x)
         learns_scale = isinstance(scale, torch.Tensor)  # a number has no gradient
-        scale, bias, weight = numbers_of(dtype, scale, bias, weights if alike else 0.0)
+        scale, bias, weight = numbers_of(dtype, scale, bias, weights if one_weight else 0.0)
         loss = x.new_empty((), dtype=dtype)
-        grad_x = like(x, want_x, dtype) if wants else None
-        grad_y = like(x if y is None else y, want_y, dtype) if wants else None
-        parameters = x.new_empty(2, dtype=torch.float64) if wants else None
+        grad_x = like(x, want_x, dtype) if needs_grad else None
+        grad_y = like(x if y is None else y, want_y, dtype) if needs_grad else None
+        parameters = x.new_empty(2, dtype=torch.float64) if needs_grad else None
         (rows, width), columns = x.shape, (x if y is None else y).shape[0]
-        of_rows = None if alike else weights
+        row_weights = None if one_weight else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
         if triplet.is_large(tile, rows, columns, width):
             in_parts = of_parts(rows, columns, width, x.dtype, SMALL_OF_ONE_PART)
             parts = amx.parts(x.dtype) if in_parts else 0
-            triplet.full_triplet(tile, x, y, parts, of_rows, weight, *grads, loss, totals)
-            return (loss, grad_x, grad_y, parameters) if wants else (loss,)
+            triplet.full_triplet(tile, x, y, parts, row_weights, weight, *grads, loss, totals)
+            return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
         guide_rows, guide_columns, guide_margin, guide_relative = (
             _NO_GUIDE if guide is None else _guide(guide)
         )
         factor_rows, factor_columns, factor_cosine = factors or _NO_FACTORS
-        alone = y is not None and prefixes is None
-        in_parts = alone and is_loss_of_parts(tile, rows, columns, width, x.dtype)
+        two_sides = y is not None and prefixes is None
+        in_parts = two_sides and is_loss_of_parts(tile, rows, columns, width, x.dtype)
         if in_parts:
             x, y, guide_rows, guide_columns, factor_rows, factor_columns = (
                 side if side is None else amx.side_by_side(side)
@@ -121,10 +125,10 @@ class InOneCall:
         ]
         if prefixes is not None:
             numbers.extend(chain.from_iterable(zip(*prefixes, strict=True)))
-        given = (
+        arguments = (
             *pairs.tensors(),
             pairs.skip,
-            tile.seen,
+            tile.row_metrics,
             tile.kind,
             numbers,
             guide_rows,
@@ -135,66 +139,67 @@ class InOneCall:
             factor_columns,
             tile.prior,
             tile.positive_weights,
-            of_rows,
+            row_weights,
         )
         results = (*grads, loss, parameters, totals)
         if in_parts:
-            amx_loss.loss(tile, x, y, given, results)
+            amx_loss.loss(tile, x, y, arguments, results)
         else:
-            _whole(x, y, *given, band_rows(rows, columns), *results)
-        return (loss, grad_x, grad_y, parameters) if wants else (loss,)
+            _whole(x, y, *arguments, band_rows(rows, columns), *results)
+        return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
 
 
-def like(x, wanted, dtype):
-    """Memory of the size of x, or of nothing."""
-    if not wanted:
+def like(x, needed, dtype):
+    """Memory of the size of x if it is needed, else an empty tensor."""
+    if not needed:
         return x.new_empty(0, dtype=dtype)
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def is_loss_of_parts(tile, rows, columns, width, dtype):
-    """Whether one call makes the products of bfloat16 parts."""
+    """Whether `amx_loss.loss` can compute this loss in one call, and is faster."""
     large = is_large_for_parts(rows, columns, width, dtype)
     return large and amx_loss.serves(tile, columns, dtype)
 
 
 def is_large_for_parts(rows, columns, width, dtype):
-    """Whether products of these sizes in one call are those of bfloat16 parts, of a loss that has
-    them.
-    """
+    """Whether one call with products of bfloat16 parts is faster than one in float32."""
     small = SMALL_OF_BFLOAT16 if dtype == torch.bfloat16 else SMALL_OF_ONE_PART
     return of_parts(rows, columns, width, dtype, small)
 
 
 def of_parts(rows, columns, width, dtype, small):
-    """Whether products are those of bfloat16 parts: of more than `small` multiply-adds."""
+    """Whether products of bfloat16 parts are faster than one call in float32.
+
+    small: the multiply-adds up to which they are not, for operands of one part.
+    """
     size = rows * columns * width
-    if size <= small:  # torch.compile cannot trace what comes next
+    if size <= small:  # first, as torch.compile cannot trace `amx.parts`
         return False
     parts = amx.parts(dtype)
     return parts == 1 or (parts > 0 and size > SMALL)
 
 
 def by_blas(rows, columns, width, dtype):
-    """Whether panels of products by a BLAS library outweigh their calls."""
+    """Whether panels with products of a BLAS library are faster than one call."""
     large = rows * columns * width > SMALL
     return large and blas.IN_USE and dtype != torch.float64 and not amx.parts(dtype)
 
 
 def _in_bands(tile, rows, columns):
-    """Whether the scores of more rows than a block has are served, a band of rows at a time.
+    """Whether one call serves more rows than one block has, band by band.
 
-    Rows against themselves take half the products elsewhere (`mirrored`), and the panels of a guide
-    or of factors would come on top of those of a large batch.
+    Comparing x with itself takes half the products in `mirrored`. With a guide or factors, memory
+    for two panels would come on top of the memory that a large batch takes.
     """
     pairs = tile.pairs
-    alone = pairs.guide is None and pairs.factors is None
-    served = pairs.skip == "nothing" and (alone or are_two_panels(rows, columns))
+    one_panel = pairs.guide is None and pairs.factors is None
+    served = pairs.skip == "nothing" and (one_panel or are_two_panels(rows, columns))
     return served and tile.rows_alone and columns <= WIDEST
 
 
 def numbers_of(dtype, *values):
-    """Numbers and 0-d tensors as numbers of the compute type."""
+    """The values (numbers and 0-d tensors) as Python numbers, rounded to the compute type."""
     numbers = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
     return numbers if dtype == torch.float64 else _single(*numbers)
 

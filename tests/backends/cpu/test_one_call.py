@@ -1,7 +1,7 @@
 """One operator call for a small batch against the passes: two implementations of one formula.
 
-`whole` finishes in C++ (csrc/cpu/finish.h), the passes in fastsim/kinds and, for the full triplet,
-in fastsim/losses/full_triplet.py. On random states of every kind both have to say the same.
+The one call finishes in C++ (csrc/cpu/finish.h), the passes in fastsim/kinds and, for the full
+triplet, in fastsim/losses/full_triplet.py. On random states of every kind both have to agree.
 """
 
 from dataclasses import replace
@@ -11,19 +11,18 @@ import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.cpu import library
-from fastsim.backends.cpu import whole as one_call
+from fastsim.backends.cpu import library, one_call
 from fastsim.backends.cpu.backend import CpuBackend
-from fastsim.backends.cpu.whole import WHOLE
+from fastsim.backends.cpu.one_call import SERVED
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS
 from fastsim.pairs import Factors, Guide, Pairs, negative_counts
-from fastsim.tile import Tile
+from fastsim.tile_loss import TileLoss
 from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 
 ROWS, COLUMNS, WIDTH = 13, 17, 6
-TRIPLETS = tuple(name for name in WHOLE if name.endswith("_triplet"))
+TRIPLETS = tuple(name for name in SERVED if name.endswith("_triplet"))
 TARGETED = ("softmax", "sigmoid", "squared_error")  # by any targets
 SIDES = ("multi_similarity", "multi_positive", "circle")  # positives and negatives by groups
 BOTH = {"margin": 0.3, "symmetric": True}
@@ -33,7 +32,7 @@ EXTRAS = ("dot", "guide", "above", "bias")
 
 def combinations():
     """(kind, targets, whether pairs are left out, options) that a loss may ask for."""
-    for kind in WHOLE:
+    for kind in SERVED:
         if kind == "softmax":
             for options in ({}, {"margin": 0.3}, {"symmetric": True}, BOTH):
                 yield kind, "positives", False, options
@@ -117,16 +116,16 @@ def with_thresholds(tile):
 def both(function, tensors, monkeypatch, kind):
     """[value and gradients] by the one call and by the passes, seen to be so."""
     calls = []
-    whole = CpuBackend.whole
+    original = CpuBackend.in_one_call
 
     def seen(self, tile, *arguments):
         calls.append(tile.kind)
-        return whole(self, tile, *arguments)
+        return original(self, tile, *arguments)
 
-    monkeypatch.setattr(CpuBackend, "whole", seen)
+    monkeypatch.setattr(CpuBackend, "in_one_call", seen)
     one = function(tensors)
     assert calls == [kind]
-    monkeypatch.setattr(CpuBackend, "serves_whole", lambda *_: False)
+    monkeypatch.setattr(CpuBackend, "serves_one_call", lambda *_: False)
     passes = function(tensors)
     assert calls == [kind]
     return one, passes
@@ -160,7 +159,7 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, tall, mon
         pairs = replace(pairs, row_groups=pairs.positives, column_groups=torch.arange(COLUMNS))
     options, extra = dict(options), options.get("extra")
     options.pop("extra", None)
-    tile = extended(Tile(kind, pairs, **options), extra, random)
+    tile = extended(TileLoss(kind, pairs, **options), extra, random)
     scale = 10 ** (2 * torch.rand((), generator=random, dtype=torch.float64))  # 1 to 100
 
     def function(given):
@@ -168,7 +167,7 @@ def test_finishes_as_the_record_does(kind, targets, excluded, options, tall, mon
         learnt = dict(zip(("scale", "bias"), scalars, strict=True))
         wanted = [x, y, *(learnt[name] for name in KINDS[kind].learns)]
         scalars = {n: t if n in KINDS[kind].learns else t.item() for n, t in learnt.items()}
-        taken = get("cpu").serves_whole(tile, ROWS, COLUMNS, WIDTH, False, tensors[0].dtype)
+        taken = get("cpu").serves_one_call(tile, ROWS, COLUMNS, WIDTH, False, tensors[0].dtype)
         given = {"weights": weights, "formula": None, "backend": get("cpu")}
         loss = tile_loss(tile if taken else with_thresholds(tile), x, y, **scalars, **given)
         return [loss.detach(), *torch.autograd.grad(loss, wanted)]
@@ -222,7 +221,7 @@ def test_margins_as_by_a_squared_error(given, reduction, monkeypatch, usable):
     compare(function, tensors, monkeypatch, "margins", size=ROWS)
 
 
-@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("kind", SERVED)
 def test_pairs_without_targets_are_an_error(kind, usable):
     """Rather than a read of what is not there."""
     usable("cpu")
@@ -230,10 +229,10 @@ def test_pairs_without_targets_are_an_error(kind, usable):
     pairs = Pairs(index)
     if kind in ("softmax", "decoupled", "margins", *TRIPLETS):
         pairs = Pairs(row_groups=index, column_groups=index)
-    tile = Tile(kind, pairs, symmetric=kind == "softmax")
+    tile = TileLoss(kind, pairs, symmetric=kind == "softmax")
     x = torch.randn(ROWS, WIDTH, generator=fresh(53))
     with pytest.raises(RuntimeError, match="wanted"):
-        get("cpu").whole(tile, x, x, 1.0, 0.0, 1.0, None)
+        get("cpu").in_one_call(tile, x, x, 1.0, 0.0, 1.0, None)
 
 
 @pytest.mark.parametrize("excluded", [False, True])
@@ -251,7 +250,7 @@ def test_gradients_of_rows_with_themselves_in_bands(excluded, monkeypatch, usabl
     def function(given):
         rows = given[0].detach().requires_grad_()
         options = {"weights": weights, "formula": None, "backend": get("cpu")}
-        loss = tile_loss(Tile("softmax", pairs), rows, rows, scale=7.0, bias=0.0, **options)
+        loss = tile_loss(TileLoss("softmax", pairs), rows, rows, scale=7.0, bias=0.0, **options)
         return [loss.detach(), *torch.autograd.grad(loss, rows)]
 
     compare(function, [x], monkeypatch, "softmax", size=7 * ROWS)
@@ -261,13 +260,13 @@ def test_a_symmetric_loss_in_bands_is_an_error(usable, monkeypatch):
     usable("cpu")
     monkeypatch.setattr(one_call, "band_rows", lambda *_: 5)
     x = torch.randn(ROWS, WIDTH, generator=fresh(56))
-    tile = Tile("softmax", Pairs(torch.arange(ROWS)), symmetric=True)
+    tile = TileLoss("softmax", Pairs(torch.arange(ROWS)), symmetric=True)
     with pytest.raises(RuntimeError, match="wanted all rows in a band"):
-        get("cpu").whole(tile, x, x.clone(), 1.0, 0.0, 1.0, None)
+        get("cpu").in_one_call(tile, x, x.clone(), 1.0, 0.0, 1.0, None)
 
 
 def test_every_kind_is_compared():
-    assert {kind for kind, *_ in combinations()} | {*TRIPLETS, "margins"} == {*WHOLE}
+    assert {kind for kind, *_ in combinations()} | {*TRIPLETS, "margins"} == {*SERVED}
 
 
 def test_a_library_of_other_constants_is_refused(monkeypatch, usable):
