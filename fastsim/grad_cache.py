@@ -223,9 +223,9 @@ class GradCache:
         further = [leaf for leaf in leaves_of(scaled) if id(leaf) not in known]
         _check_whole(further)
         own += further
-        found = torch.autograd.grad(scaled, [*leaves, *own], materialize_grads=True)
+        grads = torch.autograd.grad(scaled, [*leaves, *own], materialize_grads=True)
         count = len(leaves)
-        return value.detach(), list(found[:count]), list(zip(own, found[count:], strict=True))
+        return value.detach(), list(grads[:count]), list(zip(own, grads[count:], strict=True))
 
 
 def _check_whole(own):
@@ -323,8 +323,8 @@ class _OfTexts:
                 name: value.to(device) if isinstance(value, torch.Tensor) else value
                 for name, value in tokenize(list(part)).items()
             }
-        found = self.model(part)
-        return found["sentence_embedding"] if isinstance(found, Mapping) else found
+        output = self.model(part)
+        return output["sentence_embedding"] if isinstance(output, Mapping) else output
 
 
 def _of_texts(encode):

@@ -29,12 +29,12 @@ def wrappers_of(encode, module=None):
     encode: a module, or a function, whose closure is searched for modules.
     module: the module itself, if the function hides it.
     """
-    found = []
+    wrappers = []
     for candidate in _modules(encode if module is None else module):
         for inner in _inner(candidate):  # the outer before the inner
-            if _reduces(inner) and not _within(inner, found):
-                found.append(inner)
-    return found
+            if _reduces(inner) and not _within(inner, wrappers):
+                wrappers.append(inner)
+    return wrappers
 
 
 def _modules(function):
@@ -44,16 +44,16 @@ def _modules(function):
     if isinstance(function, functools.partial):
         parts = [function.func, *function.args, *function.keywords.values()]
         return [module for part in parts for module in _modules(part)]
-    found = []
+    modules = []
     if isinstance(getattr(function, "__self__", None), torch.nn.Module):
-        found.append(function.__self__)
+        modules.append(function.__self__)
     attributes = getattr(function, "__dict__", {}).values()  # of a callable object
-    found += [value for value in attributes if isinstance(value, torch.nn.Module)]
+    modules += [value for value in attributes if isinstance(value, torch.nn.Module)]
     if inspect.isfunction(function):
         closure = inspect.getclosurevars(function)
         values = [*closure.nonlocals.values(), *closure.globals.values()]
-        found += [value for value in values if isinstance(value, torch.nn.Module)]
-    return found
+        modules += [value for value in values if isinstance(value, torch.nn.Module)]
+    return modules
 
 
 def _inner(module):

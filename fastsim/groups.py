@@ -48,7 +48,7 @@ def named(group):
 
 
 def process_group(group):
-    """The process group of a loss's `group=`: a group itself, or that of a ring, name or 1-d mesh.
+    """The process group of a loss's `group=`, which is a group, a ring, a name or a 1-d mesh.
 
     Raises a ValueError for a mesh of several dimensions, a TypeError for anything else.
     """

@@ -96,14 +96,14 @@ def mine_hard_negatives(
         positives = torch.arange(rows, device=queries.device)
     named = _positives(positives, rows, columns, queries.device)
     if (query_ids is None) != (corpus_ids is None):
-        given = "corpus_ids" if query_ids is None else "query_ids"
-        raise ValueError(f"query_ids, corpus_ids: wanted both or neither, got {given} alone")
+        only = "corpus_ids" if query_ids is None else "query_ids"
+        raise ValueError(f"query_ids, corpus_ids: wanted both or neither, got {only} alone")
     if query_ids is not None:
         check_integers("query_ids", query_ids, rows, queries.device)
         check_integers("corpus_ids", corpus_ids, columns, queries.device)
         query_ids, corpus_ids = as_ids(query_ids), as_ids(corpus_ids)
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    found = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
+    mined = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
     scores = None
     depth = min(last + named.shape[1] + _room(query_ids, corpus_ids, named), columns)
     for start in range(0, rows, _QUERIES):
@@ -132,8 +132,8 @@ def mine_hard_negatives(
             allowed &= values <= highest_equal(positive - margin)
         if relative_margin is not None:
             allowed &= values <= highest_equal(positive - relative_margin * positive.abs())
-        found[part], scores[part] = _choose(allowed, values, near, count, sample, generator)
-    return found, queries.new_empty(0, count) if scores is None else scores
+        mined[part], scores[part] = _choose(allowed, values, near, count, sample, generator)
+    return mined, queries.new_empty(0, count) if scores is None else scores
 
 
 def _positives(positives, rows, columns, device):

@@ -73,13 +73,13 @@ def test_mined_are_those_of_the_loops(
     backend, count, ranks, margin, relative, score_range, with_ids, usable
 ):
     usable(backend)
-    scores = None
-    while scores is None or not are_apart(scores, positives, margin, relative, score_range):
+    apart, limits = False, (margin, relative, score_range)
+    while not apart:
         corpus, positives = torch.randn(67, 12), torch.randint(67, (41,))
         queries = corpus[positives] + 0.7 * torch.randn(41, 12)
         scores = cosines(queries.double(), corpus.double())
-    ids = None
-    options = {}
+        apart = are_apart(scores, positives, *limits)
+    ids, options = None, {}
     if with_ids:
         query_ids, corpus_ids = torch.randint(9, (41,)), torch.randint(9, (67,))
         ids = query_ids.tolist(), corpus_ids.tolist()
@@ -88,8 +88,7 @@ def test_mined_are_those_of_the_loops(
         queries, corpus, positives, count=count, ranks=ranks, margin=margin,
         relative_margin=relative, score_range=score_range, backend=backend, **options,
     )  # fmt: skip
-    given = count, ranks, margin, relative, score_range, ids
-    assert rows.tolist() == loops(scores, positives.tolist(), *given)
+    assert rows.tolist() == loops(scores, positives.tolist(), count, ranks, *limits, ids)
     taken = rows >= 0
     assert (found[~taken] == -torch.inf).all()
     of_taken, of_corpus = torch.where(taken)[0], rows[taken]

@@ -82,8 +82,8 @@ class Part:
     """Rows (N, D) against the columns of this rank or, with a batch, of all its ranks.
 
     pairs: which pairs take part; positives, if there are any, always do.
-    turned: whether row i of the scores equals a column of the scores of anchors with candidates,
-        namely that of i's positive, because neither leaves out or adds anything.
+    turned: whether row i of the scores is a column of the scores of anchors with candidates: the
+        column of i's positive. This holds if neither leaves out or adds anything.
     """
 
     rows: torch.Tensor

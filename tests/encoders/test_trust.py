@@ -126,7 +126,7 @@ def test_a_cross_encoder_begins_with_the_transformer_of_pylate(tmp_path):
     rows[2]["type"] = "pylate.models.Dense.Dense"
     (tmp_path / "modules.json").write_text(json.dumps([rows[0], rows[2]]))
     CrossEncoder.from_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"has a part 'pylate.models.Dense.Dense', wanted"):
+    with pytest.raises(ModelError, match=r"got 'pylate.models.Dense.Dense' in"):
         Encoder.from_pretrained(tmp_path)
 
 

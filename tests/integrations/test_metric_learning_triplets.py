@@ -121,11 +121,18 @@ def test_a_power_of_distance_0(power, normalized):
     torch.testing.assert_close(*found)
 
 
+def assert_same(ours, theirs):
+    """What two miners name: anchors, positives and negatives."""
+    assert len(ours) == 3
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, other)
+
+
 def test_a_miner_without_positives_or_negatives():
     x = batch()[0]
     for labels in (torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)):
         ours, theirs = (kind.BatchHardMiner()(x, labels) for kind in (miners, their_miners))
-        assert all(map(torch.equal, ours, theirs))
+        assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", [distances.CosineSimilarity, distances.LpDistance])
@@ -136,7 +143,7 @@ def test_a_miner_names_rows_with_a_nan(kind):
     ours, theirs = (
         package.BatchHardMiner(distance=kind())(x, labels) for package in (miners, their_miners)
     )
-    assert all(map(torch.equal, ours, theirs))
+    assert_same(ours, theirs)
 
 
 def test_a_miner_that_was_changed():
@@ -148,7 +155,7 @@ def test_a_miner_that_was_changed():
         found.append(miner)
     with pytest.warns(UserWarning, match="other strategies than the hardest"):
         mined = found[0](x, labels)
-    assert all(map(torch.equal, mined, found[1](x, labels)))
+    assert_same(mined, found[1](x, labels))
 
     class Nearest(miners.BatchHardMiner):
         def get_positives(self, mat, *given):
@@ -176,7 +183,7 @@ def test_miner_of_a_power(kind, power, fused, recwarn):
         package.BatchHardMiner(distance=kind(power=power))(x, labels)
         for package in (miners, their_miners)
     )
-    assert all(map(torch.equal, ours, theirs))
+    assert_same(ours, theirs)
     said = [str(warning.message) for warning in recwarn]
     assert [f"to the power of {power};" in text for text in said] == [] if fused else [True]
 
@@ -187,4 +194,4 @@ def test_miner_of_ranges_is_theirs():
     with pytest.warns(UserWarning, match="allowed ranges"):
         ours = miners.BatchHardMiner(**options)(x, labels)
     theirs = their_miners.BatchHardMiner(**options)(x, labels)
-    assert all(map(torch.equal, ours, theirs))
+    assert_same(ours, theirs)

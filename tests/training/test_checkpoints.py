@@ -257,7 +257,7 @@ def test_a_run_goes_on_with_as_many_processes(dry_run, files, tmp_path):
 @pytest.mark.parametrize("kind", ["T5", "Bart"])
 def test_tied_weights_are_in_checkpoints(kind, files, tmp_path):
     """Under each of their names, and a run goes on with them."""
-    from tests.encoders.test_folders import encoder_of_two
+    from tests.encoders.test_sentence_transformers import encoder_of_two
 
     encoder_of_two(kind, tmp_path / "model")
     file, _ = files("tuples")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends.cpu import amx_loss, sizes, triplet, whole
+from fastsim.backends.cpu import amx_loss, one_call, sizes, triplet
 from fastsim.engine.one_call import in_panels
 from tests.backends.cpu.amx_losses import (
     DTYPES,
@@ -103,7 +103,7 @@ def served(monkeypatch):
     """Small batches too, each by the operators: the number of calls so far."""
     calls = []
     for name in ("SMALL", "SMALL_OF_ONE_PART", "SMALL_OF_BFLOAT16"):
-        monkeypatch.setattr(whole, name, 0)
+        monkeypatch.setattr(one_call, name, 0)
     monkeypatch.setattr(sizes, "CHEAP", 0)
 
     def counted(function):
@@ -202,7 +202,7 @@ def test_metrics_as_in_panels(name):
 
 def test_prefixes_are_not_left_out(monkeypatch, served):
     """Their sum is made in float32, where the loss of one width would have products of parts."""
-    monkeypatch.setattr(whole, "SMALL_OF_ONE_PART", 1 << 40)
+    monkeypatch.setattr(one_call, "SMALL_OF_ONE_PART", 1 << 40)
     sides = rows_of((67, 75, 34), torch.bfloat16)
 
     def function(x, y, *, backend):

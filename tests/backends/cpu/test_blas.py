@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastsim.backends import get
-from fastsim.backends.cpu import amx, blas, sizes, whole
+from fastsim.backends.cpu import amx, blas, one_call, sizes
 from fastsim.backends.cpu.unmade import BAND, UnitRows
 from tests.cases import BY_NAME, CASES
 from tests.losses.test_losses import compare, names
@@ -25,7 +25,7 @@ def products(monkeypatch, usable):
     made, product = [], blas._product
     monkeypatch.setattr(amx, "parts", lambda dtype: 0)
     monkeypatch.setattr(blas, "IN_USE", True)
-    monkeypatch.setattr(whole, "SMALL", 0)
+    monkeypatch.setattr(one_call, "SMALL", 0)
     monkeypatch.setattr(sizes, "CHEAP", 0)
     monkeypatch.setattr(blas, "_product", lambda *given: (made.append(1), product(*given)))
     return made
