@@ -75,7 +75,7 @@ def _embedded(name, **fixed):
 
     def make(library, problem):
         loss = getattr(library(), name)(Given(), **fixed, **problem.options)
-        return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), *problem.given)
+        return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), *problem.arguments)
 
     return make
 
@@ -98,7 +98,7 @@ def _gist(name):
         loss = getattr(library(), name)(Given(), Given("guides"), **problem.options)
 
         def call(*leaves):
-            (guides,) = problem.given
+            (guides,) = problem.arguments
             features = {"guides": guides.to(leaves[0].dtype), "input_ids": guides}
             return loss([{"embeddings": leaf, **features} for leaf in leaves], None)
 
@@ -130,7 +130,7 @@ def _softmax(library, problem):
         torch.manual_seed(0)  # the weights are the loss's own
         loss = library().SoftmaxLoss(Given(), problem.leaves[0].shape[1], CLASSES)
     loss.to(problem.leaves[0].dtype)
-    return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], *problem.given)
+    return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], *problem.arguments)
 
 
 def _grouping(name):
@@ -138,7 +138,7 @@ def _grouping(name):
 
     def make(library, problem):
         loss = getattr(library(), name)(**problem.options)
-        return lambda x: loss(x, *problem.given)
+        return lambda x: loss(x, *problem.arguments)
 
     return make
 
@@ -154,7 +154,7 @@ def of_classes(name):
 
         def call(x, weights):
             setattr(loss, learnt, weights)
-            return loss(x, *problem.given)
+            return loss(x, *problem.arguments)
 
         return call
 
@@ -167,14 +167,14 @@ def _mined(library, problem):
     package, _, _ = losses.__name__.rpartition(".")
     miner = importlib.import_module(f"{package}.miners").BatchHardMiner()
     loss = losses.TripletMarginLoss(**problem.options)
-    return lambda x: loss(x, *problem.given, miner(x, *problem.given))
+    return lambda x: loss(x, *problem.arguments, miner(x, *problem.arguments))
 
 
 def _remembered(library, problem):
     """The second half of the batch against all of it, the first kept from a step before."""
     losses = library()
     x = problem.leaves[0]
-    groups = problem.given[0] % (1 + len(x) // (2 * MEMBERS))  # halves share groups
+    groups = problem.arguments[0] % (1 + len(x) // (2 * MEMBERS))  # halves share groups
     half = len(x) // 2
 
     def call(x):

@@ -53,8 +53,8 @@ def narrowed(problem, rows):
             return value[0][:rows], value[1]
         return value[:rows] if place in problem.case.of_rows else value
 
-    given = tuple(cut(place, value) for place, value in enumerate(problem.given))
-    return replace(problem, leaves=[x, y], given=given)
+    given = tuple(cut(place, value) for place, value in enumerate(problem.arguments))
+    return replace(problem, leaves=[x, y], arguments=given)
 
 
 def fresh():

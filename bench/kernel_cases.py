@@ -43,7 +43,7 @@ def _temperature(problem):
 
 
 def _locked_side(problem):
-    return problem.given[0].to(problem.leaves[0].dtype)
+    return problem.arguments[0].to(problem.leaves[0].dtype)
 
 
 # ---- truth: the dense formulas ----

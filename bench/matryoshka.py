@@ -42,7 +42,7 @@ def width_by_width(loss, given):
 
 def calls(name, problem):
     """{by: call(*leaves)}."""
-    make, given = MODULES[name], problem.given
+    make, given = MODULES[name], problem.arguments
     ours, dense = (make(**problem.options, backend=backend) for backend in ("cpu", "eager"))
     prefixes = losses.Matryoshka(ours, WIDTHS)
     found = {

@@ -34,7 +34,7 @@ class Problem:
 
     case: "Case"
     leaves: list[torch.Tensor]
-    given: tuple = ()
+    arguments: tuple = ()
     options: dict = field(default_factory=dict)
     autocast: torch.dtype | None = None
 
@@ -45,7 +45,7 @@ class Problem:
     def to(self, dtype):
         """The same problem with leaves of another type, outside of a context."""
         leaves = [t.detach().to(dtype).requires_grad_() for t in self.leaves]
-        return Problem(self.case, leaves, self.given, self.options)
+        return Problem(self.case, leaves, self.arguments, self.options)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Whether the kernels are right on the device at hand: `fastsim verify`.
+"""Checks whether the kernels are correct on this device: `fastsim verify`.
 
-    cases.py      the losses of each kind, on inputs that kernels go wrong on
-    checks.py     one backend, kind and dtype against float64 and against the torch backend
-    child.py      the same in a process of its own, which may crash or hang
-    process.py    starts such processes, several at once, and says what became of them
-    run.py        turns that into verdicts
-    verdicts.py   verdicts as files in the user's cache, and what `auto` makes of them
+    cases.py      the losses of each kind, on inputs that are hard for kernels
+    checks.py     compares one backend, kind and dtype with float64 and with the torch backend
+    child.py      runs such a check in a process of its own, which may crash or hang
+    process.py    starts these processes, several at a time, and collects their results
+    run.py        turns the results into verdicts
+    verdicts.py   keeps verdicts as files in the user's cache, and chooses kernels for `auto`
 
-A kernel that no verdict of this device calls right is never taken by `auto`.
+`auto` never takes a kernel unless a verdict of this device says that it is correct.
 """

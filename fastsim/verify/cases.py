@@ -1,4 +1,4 @@
-"""The losses of each kind, with the options and inputs that kernels go wrong on."""
+"""The losses of each kind, with options and inputs that are hard for kernels."""
 
 import functools
 from dataclasses import dataclass, field, replace
@@ -18,18 +18,19 @@ from fastsim.tile_loss import TileLoss
 
 @dataclass(frozen=True)
 class Problem:
-    """loss(*leaves, *given, **options, backend=...); `learnt` options want a gradient too.
+    """A call loss(*leaves, *arguments, **options, backend=...).
 
-    given: the arguments after the leaves: tensors, tuples of tensors, or functions that make a
-    tensor as large as all scores, called only where the problem is solved.
-    extras: what of fastsim/backends/extras.py a backend needs to serve it. exact: the backend whose
-    float64 is the truth, "torch" where the dense formula takes too long or does not know the loss.
+    leaves: the tensors with gradients. arguments: the other positional arguments: tensors, tuples
+    of tensors, or functions that create a tensor of the size of the scores when it is needed.
+    learnt: options that have a gradient too. finite: whether the result is. extras: the names in
+    fastsim/backends/extras.py that a backend has to support. exact: the backend whose float64
+    result is the truth: "torch" if the dense formula takes too long or lacks the loss.
     """
 
     name: str
     loss: object
     leaves: list
-    given: tuple = ()
+    arguments: tuple = ()
     options: dict = field(default_factory=dict)
     learnt: dict = field(default_factory=dict)
     finite: bool = True
@@ -47,25 +48,25 @@ def _ids(generator, rows, columns):
 
 
 def _targets(rows, columns, seed):
-    """Functions that make targets (N, M) of two types, once each."""
+    """Functions that create targets (N, M) of two dtypes, once each."""
 
-    def drawn(low, high, *shape):
+    def random_integers(low, high, *shape):
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(low, high, shape, generator=generator, dtype=torch.int8)
 
     @functools.cache
     def int8():
-        return drawn(-1, 2, rows, columns)
+        return random_integers(-1, 2, rows, columns)
 
     @functools.cache
     def strided():
-        return drawn(0, 5, columns, rows).to(torch.bfloat16).div_(2).sub_(1).T
+        return random_integers(0, 5, columns, rows).to(torch.bfloat16).div_(2).sub_(1).T
 
     return int8, strided
 
 
 def problems(kind, shape, dtype, seed=0):
-    """The problems of a kind at one shape (rows, columns, width), on the CPU."""
+    """The problems of a kind with one shape (rows, columns, width), on the CPU."""
     rows, columns, width = shape
     g = torch.Generator().manual_seed(seed)
     x, y = _rows(g, rows, width, dtype), _rows(g, max(rows, columns), width, dtype)
@@ -75,35 +76,35 @@ def problems(kind, shape, dtype, seed=0):
     zero, nan, tied = x.clone(), x.clone(), y.clone()
     zero[rows // 2], nan[0, 0] = 0, torch.nan
     tied[rows // 2 :] = tied[: len(y) - rows // 2].clone()
-    made = _KINDS[kind](x, y, groups, int8, strided, ids)
-    first = made[0]
-    for name, left in (("zero row", zero), ("NaN", nan)):
-        leaves = [left, *first.leaves[1:]]
-        made.append(replace(first, name=name, leaves=leaves, finite=name != "NaN"))
+    result = _KINDS[kind](x, y, groups, int8, strided, ids)
+    first = result[0]
+    for name, rows_ in (("zero row", zero), ("NaN", nan)):
+        leaves = [rows_, *first.leaves[1:]]
+        result.append(replace(first, name=name, leaves=leaves, finite=name != "NaN"))
     if len(first.leaves) == 2:
-        made.append(replace(first, name="ties", leaves=[x, tied], learnt={}))
-    return made
+        result.append(replace(first, name="ties", leaves=[x, tied], learnt={}))
+    return result
 
 
 def _softmax(x, y, groups, int8, strided, ids):
-    warm = {"temperature": 0.1}
-    other_rows = x.flip(1).contiguous(), y.flip(1).contiguous()
+    learnt = {"temperature": 0.1}
+    guide = x.flip(1).contiguous(), y.flip(1).contiguous()
     numbers = torch.arange(len(x))
     return [
-        Problem("info_nce", fastsim.info_nce, [x, y], learnt=warm),
-        Problem("symmetric", fastsim.info_nce, [x, y], (), {"symmetric": True}, warm),
-        Problem("ids", fastsim.info_nce, [x, y], (), {"exclude": ids, "margin": 0.1}, warm),
-        _with_extras("above", x, y, warm, exclude_above=0.1),
+        Problem("info_nce", fastsim.info_nce, [x, y], learnt=learnt),
+        Problem("symmetric", fastsim.info_nce, [x, y], (), {"symmetric": True}, learnt),
+        Problem("ids", fastsim.info_nce, [x, y], (), {"exclude": ids, "margin": 0.1}, learnt),
+        _with_extras("above", x, y, learnt, exclude_above=0.1),
         _dot(fastsim.info_nce, [x, y], (), {"temperature": 20.0}),
-        _with_extras("bias", x, y, warm, candidate_bias=y[:, 0].float()),
-        _with_extras("guided positives", x, y, warm, guide=other_rows),
-        Problem("of each row", fastsim.info_nce, [x, y], (), {"reduction": "none"}, warm),
-        Problem("with itself", fastsim.sup_con, [x], (groups,), learnt=warm),
-        Problem("each with itself", fastsim.sup_con, [x], (groups,), {"reduction": "none"}, warm),
-        Problem("one side", _one_side, [x], (numbers, numbers.roll(1)), learnt=warm),
+        _with_extras("bias", x, y, learnt, candidate_bias=y[:, 0].float()),
+        _with_extras("guided positives", x, y, learnt, guide=guide),
+        Problem("of each row", fastsim.info_nce, [x, y], (), {"reduction": "none"}, learnt),
+        Problem("with itself", fastsim.sup_con, [x], (groups,), learnt=learnt),
+        Problem("each with itself", fastsim.sup_con, [x], (groups,), {"reduction": "none"}, learnt),
+        Problem("one side", _one_side, [x], (numbers, numbers.roll(1)), learnt=learnt),
         Problem("int8", fastsim.matrix_cross_entropy, [x, y], (int8,)),
         Problem("strided", fastsim.matrix_cross_entropy, [x, y], (strided,)),
-        Problem("guide", _guided, [x, y], other_rows, extras=(UNTARGETED, GUIDE)),
+        Problem("guide", _guided, [x, y], guide, extras=(UNTARGETED, GUIDE)),
         _of_rank("softmax", x, groups, {"scale": 10.0}, normalise=True),
     ]
 
@@ -113,14 +114,14 @@ def _with_extras(name, x, y, learnt, **options):
     return Problem(name, fastsim.info_nce, [x, y], (), options, learnt, extras=extras)
 
 
-def _dot(loss, leaves, given, learnt, **options):
-    """Of the products of rows as they are, about the root of the width in size."""
+def _dot(loss, leaves, arguments, learnt, **options):
+    """A problem with dot products, whose size is about the square root of the width."""
     options["similarity"] = "dot"
-    return Problem("dot", loss, leaves, given, options, learnt, extras=(DOT,))
+    return Problem("dot", loss, leaves, arguments, options, learnt, extras=(DOT,))
 
 
 def _one_side(x, numbers, positives, **options):
-    """Without a row's cosine with itself: what rounding makes of that 1 is not in `moves`."""
+    """Rows with themselves, without the diagonal: `moves` does not model its rounding."""
     return fastsim.info_nce(x, x, positives, exclude=(numbers, numbers), **options)
 
 
@@ -131,7 +132,7 @@ def _guided(x, y, guide_x, guide_y, *, backend):
 
 
 def _of_rank(kind, x, groups, learnt, **options):
-    """Of the last rows, as of the last rank of a group, which leave themselves out.
+    """The loss of the last rows with all rows but themselves, as on the last rank of a group.
 
     options: scale, and parameters of the `TileLoss`.
     """
@@ -175,14 +176,15 @@ def _squared_error(x, y, groups, int8, strided, ids):
 def _levels(x, y, groups, int8, strided, ids):
     learnt, loss = {"scale": 5.0}, fastsim.cosent_matrix
     levels = torch.tensor([0.0, 1.0], dtype=compute_dtype(x))
-    made = [
+    dense = [
         Problem("diagonal", loss, [x, y], (None,), learnt=learnt),
         Problem("with itself", _alone, [x], ((groups, groups),), learnt=learnt),
         Problem("int8", loss, [x, y], (int8,), learnt=learnt),
         _dot(loss, [x, y], (None,), {"scale": 0.05}),
     ]
-    made = [replace(one, exact="torch") for one in made]  # the formula takes too long
-    return [*made, _of_rank("levels", x, groups, learnt, levels=levels, skip="lower")]
+    # The dense formula takes too long.
+    dense = [replace(problem, exact="torch") for problem in dense]
+    return [*dense, _of_rank("levels", x, groups, learnt, levels=levels, skip="lower")]
 
 
 def _alone(x, targets, **options):
@@ -190,10 +192,10 @@ def _alone(x, targets, **options):
 
 
 def _multi_similarity(x, y, groups, int8, strided, ids):
-    loss, gentle = fastsim.multi_similarity, {"alpha": 0.1, "beta": 0.5}
+    loss, for_products = fastsim.multi_similarity, {"alpha": 0.1, "beta": 0.5}
     return [
         *_by_groups(loss, x, groups, {}),
-        _dot(loss, [x], (groups,), {}, **gentle),
+        _dot(loss, [x], (groups,), {}, **for_products),
         _of_rank("multi_similarity", x, groups, {}, scale=50.0, positive_scale=2.0, base=0.5),
     ]
 
@@ -221,11 +223,11 @@ def _by_groups(loss, x, groups, learnt):
 
 
 def _decoupled(x, y, groups, int8, strided, ids):
-    loss, warm = fastsim.decoupled_contrastive, {"temperature": 0.1}
+    loss, learnt = fastsim.decoupled_contrastive, {"temperature": 0.1}
     return [
-        Problem("positives", loss, [x, y], learnt=warm),
-        Problem("shared positives", loss, [x, y], (groups,), learnt=warm),
-        Problem("of each row", loss, [x, y], (), {"reduction": "none"}, warm),
+        Problem("positives", loss, [x, y], learnt=learnt),
+        Problem("shared positives", loss, [x, y], (groups,), learnt=learnt),
+        Problem("of each row", loss, [x, y], (), {"reduction": "none"}, learnt),
         _dot(loss, [x, y], (), {"temperature": 20.0}),
     ]
 

@@ -1,7 +1,8 @@
-"""One backend, kind and dtype on one device: right, the same every time, and how fast.
+"""Checks one backend, kind and dtype on one device: correct, reproducible, and how fast.
 
-Value and every gradient against float64; the error may be twice that of the torch backend at the
-same precision, and a rounding of the largest entry; or what rounding the rows' numbers amounts to.
+The value and every gradient are compared with float64. The error may be twice that of the torch
+backend at the same precision plus a rounding of the largest entry, or the effect of rounding the
+rows (rounding.py).
 """
 
 import contextlib
@@ -16,23 +17,23 @@ from fastsim.engine.one_call import in_panels
 from fastsim.environment import variables
 from fastsim.verify.canaries import canaries
 from fastsim.verify.cases import problems
-from fastsim.verify.outputs import by_columns, off_by_one, on_device, outputs
+from fastsim.verify.outputs import by_columns, on_device, outputs, unaligned
 from fastsim.verify.rounding import SPREAD, moves
 
 REPEATS = 20
-WAYS = contextlib.nullcontext, in_panels  # a small batch may have kernels of its own
-SMALL = ((16, 32, 64), (21, 45, 40))  # what an interpreter can do: aligned, ragged
-DEPTHS = (64, 256, 320, 768, 832)  # 1, 4, 5, 12 and 13 steps of a product of 64
+PATHS = contextlib.nullcontext, in_panels  # small batches may have their own kernels
+SMALL = ((16, 32, 64), (21, 45, 40))  # aligned and ragged, small enough for an interpreter
+DEPTHS = (64, 256, 320, 768, 832)  # 1, 4, 5, 12 and 13 steps of 64 of a product
 RAGGED = (333, 517, 200)
-WIDE = (21, 8005, 40)  # as many columns as one program holds of a small batch
-TALL = (270, 45, 40)  # of several panels, where these are as small as they can be
-SMALLEST = "0.001"  # megabytes
+WIDE = (21, 8005, 40)  # about the most columns of a small batch that one program holds
+TALL = (270, 45, 40)  # several panels of the smallest size
+SMALLEST_PANEL = "0.001"  # megabytes
 TIMED = (1024, 4096, 16384)
 WIDTH = 768
 
 
 def shapes(backend, dtype, device):
-    """(rows, columns, width) at which a backend is checked on a device."""
+    """The shapes (rows, columns, width) with which a backend is checked on a device."""
     if device.type == "cpu":
         return SMALL
     turning = get(backend).turning_widths(dtype, device)
@@ -42,15 +43,17 @@ def shapes(backend, dtype, device):
 
 
 def _many_tiles(device):
-    """(rows, columns) of more tiles of 128 x 128 than two for each multiprocessor."""
+    """(rows, columns) that make more than two tiles of 128 x 128 per multiprocessor."""
     tiles = 2 * torch.cuda.get_device_properties(device).multi_processor_count + 1
     side = 128 * (int(tiles**0.5) + 1)
     return side, side + 7
 
 
 def shapes_of_calls(backend, dtype, device):
-    """(shape, what is tried of calls there): repeated where tiles and steps are under way together;
-    where they write; with fewer gradients, on both sides of a turning width.
+    """[(shape, check)] of the checks that concern calls.
+
+    Repeated calls, with many tiles at a time; writes outside of tensors; calls with fewer gradients
+    and other layouts, below and above a turning width.
     """
     if device.type == "cpu":
         calls = _fault_of_repeats, _fault_of_writes, _fault_of_kinds_of_calls
@@ -65,40 +68,46 @@ def shapes_of_calls(backend, dtype, device):
     ]
 
 
-def _nobody(step):
-    """Ignores the name of the step."""
+def _ignore(step):
+    """Reports no steps."""
 
 
-def faults(backend, kind, dtype, device, told=_nobody):
-    """Sentences: the first thing that is wrong, or none. told: is given each step as it begins."""
-    for step, problem, fault_of in _tried(backend, kind, dtype, device):
-        for way in WAYS:
-            told(step)
-            with way():
+def faults(backend, kind, dtype, device, report=_ignore):
+    """A list with the first fault as a sentence, or an empty one.
+
+    report: a function of one line of text, called at the start of each step.
+    """
+    for step, problem, fault_of in _steps(backend, kind, dtype, device):
+        for path in PATHS:
+            report(step)
+            with path():
                 fault = fault_of(backend, problem, device)
             if fault:
                 return [f"{step}: {fault}"]
-    return _faults_of_panels(backend, served(backend, kind, TALL, dtype), device, told)
+    return _faults_of_panels(backend, supported(backend, kind, TALL, dtype), device, report)
 
 
-def _tried(backend, kind, dtype, device):
-    """(name of the step, problem, what is tried of it)."""
+def _steps(backend, kind, dtype, device):
+    """Yields (name of the step, problem, check)."""
     for shape in shapes(backend, dtype, device):
-        for problem in served(backend, kind, shape, dtype):
+        for problem in supported(backend, kind, shape, dtype):
             yield f"{problem.name} at {' x '.join(map(str, shape))}", problem, _fault
     for shape, fault_of in shapes_of_calls(backend, dtype, device):
-        for problem in served(backend, kind, shape, dtype):
+        for problem in supported(backend, kind, shape, dtype):
             yield f"calls of {problem.name} at {' x '.join(map(str, shape))}", problem, fault_of
 
 
-def served(backend, kind, shape, dtype):
-    """The problems of a kind but for those with an extra that the backend has not."""
-    made = problems(kind, shape, dtype)
-    return [one for one in made if get(backend).unsupported_extra(one.extras) is None]
+def supported(backend, kind, shape, dtype):
+    """The problems of a kind whose extras the backend supports."""
+    return [
+        problem
+        for problem in problems(kind, shape, dtype)
+        if get(backend).unsupported_extra(problem.extras) is None
+    ]
 
 
 def _fault(backend, problem, device):
-    """What is wrong with the value or a gradient."""
+    """What is wrong with the value or a gradient, or None."""
     problem = on_device(problem, device)
     got = outputs(problem, backend, device)
     if not problem.finite:
@@ -112,66 +121,66 @@ def _expected(problem, device):
     return truth, outputs(problem, "torch", device)
 
 
-def _difference(got, problem, device, truth, theirs):
-    """What of `got` is farther from the truth than it may be; None in the place of what nobody
-    wanted.
-    """
+def _difference(got, problem, device, truth, torch_outputs):
+    """Which output in `got` is too far from the truth, or None; skips outputs that are None."""
     dtype = problem.leaves[0].dtype
     names = ["the value", *(f"gradient {i}" for i in range(len(problem.leaves))), *problem.learnt]
     moved = None
     for place, name in enumerate(names):
-        mine, other, right = got[place], theirs[place], truth[place]
-        if mine is None:
+        output, exact = got[place], truth[place]
+        if output is None:
             continue
-        if not mine.isfinite().all():
+        if not output.isfinite().all():
             return f"{name} is not finite"
-        error, allowed = ((each.double() - right).abs().max().item() for each in (mine, other))
-        kind = dtype if name.startswith("gradient") else torch.float32
+        error, torch_error = (
+            (each.double() - exact).abs().max().item() for each in (output, torch_outputs[place])
+        )
+        rounding = dtype if name.startswith("gradient") else torch.float32
         if name in problem.learnt and dtype.itemsize == 2:
-            kind = torch.float16  # the type of the score gradients that it is a sum of
-        largest = right.abs().max().item()
+            rounding = torch.float16  # the dtype of the score gradients that are summed
+        largest = exact.abs().max().item()
         if name == "the value" and dtype.itemsize > 2:
-            # A small value is a difference of larger numbers. Of 16-bit rows it is off by more than
-            # that in the torch backend, too.
+            # A small value is a difference of larger numbers. With 16-bit rows the torch backend
+            # has a larger error anyway.
             largest = max(1.0, largest)
-        if error <= 2 * (allowed + torch.finfo(kind).eps * largest):
+        if error <= 2 * (torch_error + torch.finfo(rounding).eps * largest):
             continue
-        if moved is None:  # hardly ever asked for
+        if moved is None:  # expensive, and rarely needed
             moved = moves(problem, outputs, truth, dtype, device)
         if error > SPREAD * moved[place]:
-            return f"{name} is off by {error:.3g}, the torch backend by {allowed:.3g}"
+            return f"{name} has an error of {error:.3g}, the torch backend of {torch_error:.3g}"
     return None
 
 
 def _fault_of_repeats(backend, problem, device):
-    """What shows in how often and where a call is made."""
+    """What is wrong with repeated calls, or with calls on another stream or device; or None."""
     if not problem.finite:
-        return None  # a NaN is equal to nothing
+        return None  # NaN is not equal to itself
     problem = on_device(problem, device)
     first = outputs(problem, backend, device)
-    for _ in range(REPEATS if device.type != "cpu" else 1):  # nothing there runs at once
+    for _ in range(REPEATS if device.type != "cpu" else 1):  # a CPU runs no tiles in parallel here
         if not _equal(first, outputs(problem, backend, device)):
-            return "two calls with the same inputs gave different bits"
+            return "two calls with the same inputs gave different results"
     if device.type == "cuda":
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             again = outputs(problem, backend, device)
         stream.synchronize()
         if not _equal(first, again):
-            return "on a second stream it gave different bits"
-        other = _second(device)
+            return "a call on a second stream gave different results"
+        other = _other_device(device)
         if other is not None:
             try:
-                there = [part.to(device) for part in outputs(problem, backend, other)]
-            except torch.OutOfMemoryError:  # which says nothing of this device
+                elsewhere = [part.to(device) for part in outputs(problem, backend, other)]
+            except torch.OutOfMemoryError:  # no fault of this device
                 return None
-            if not _equal(first, there):
-                return "on a second device it gave different bits"
+            if not _equal(first, elsewhere):
+                return "a call on a second device gave different results"
     return None
 
 
-def _second(device):
-    """Another device of the same kind, or None; one that another program has for itself is none."""
+def _other_device(device):
+    """Another device of the same model, or None if there is none or it cannot be used."""
     count = torch.cuda.device_count()
     other = torch.device("cuda", ((device.index or 0) + 1) % count)
     if count == 1 or torch.cuda.get_device_name(other) != torch.cuda.get_device_name(device):
@@ -184,37 +193,37 @@ def _second(device):
 
 
 def _fault_of_kinds_of_calls(backend, problem, device):
-    """What shows without gradients or with one side's alone, and in rows that lie otherwise."""
+    """What is wrong without gradients, with those of one side, or with other layouts; or None."""
     if not problem.finite:
         return None
     problem = on_device(problem, device)
     expected = _expected(problem, device)
-    calls = [((), off_by_one), ((0,), by_columns), ((1,), off_by_one)]
-    for wanted, laid in calls[: 1 + len(problem.leaves)]:
-        got = outputs(problem, backend, device, wanted=wanted, laid=laid)
+    calls = [((), unaligned), ((0,), by_columns), ((1,), unaligned)]
+    for with_grad, layout in calls[: 1 + len(problem.leaves)]:
+        got = outputs(problem, backend, device, with_grad=with_grad, layout=layout)
         fault = _difference(got, problem, device, *expected)
         if fault:
-            asked = f"of argument {wanted[0] + 1} alone" if wanted else "of nothing"
-            return f"with gradients {asked} and rows laid {laid.__name__}, {fault}"
+            gradients = f"only of argument {with_grad[0] + 1}" if with_grad else "none"
+            return f"with gradients {gradients} and layout {layout.__name__}, {fault}"
     return None
 
 
 def _fault_of_writes(backend, problem, device):
-    """What shows in the memory around what a call makes."""
+    """Whether a call writes outside of the tensors that it creates; or None."""
     problem = on_device(problem, device)
     with canaries() as broken:
         outputs(problem, backend, device)
         if count := broken():
-            return f"it wrote outside {count} of its tensors"
+            return f"it wrote outside of {count} of its tensors"
     return None
 
 
-def _faults_of_panels(backend, made, device, told):
-    """What shows where scores are computed again, panel after panel, rather than kept."""
-    with variables({panel.VARIABLE: SMALLEST}):
-        for problem in made if device.type != "cpu" else made[:1]:
+def _faults_of_panels(backend, problems_, device, report):
+    """As `faults`, with small panels: scores are then computed again instead of kept."""
+    with variables({panel.VARIABLE: SMALLEST_PANEL}):
+        for problem in problems_ if device.type != "cpu" else problems_[:1]:
             step = f"{problem.name} over several panels"
-            told(step)
+            report(step)
             fault = _fault(backend, problem, device)
             if fault:
                 return [f"{step}: {fault}"]
@@ -225,29 +234,29 @@ def _equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def ratio(backend, kind, dtype, device, told=_nobody):
-    """Time of forward and backward over that of the torch backend, the mean over the sizes."""
+def ratio(backend, kind, dtype, device, report=_ignore):
+    """Time of forward and backward divided by that of the torch backend, the mean over sizes."""
     ratios = []
     for step, problem in _timed(kind, dtype):
-        told(f"the time of {step}")
+        report(f"the time of {step}")
         ratios.append(_ratio(on_device(problem, device), backend, device))
     return statistics.geometric_mean(ratios)
 
 
 def _timed(kind, dtype):
-    """(name, problem) of every size that is timed."""
+    """Yields (name, problem) of every size that is timed."""
     for rows in TIMED:
         yield f"{rows} rows", problems(kind, (rows, rows, WIDTH), dtype)[0]
 
 
 def _ratio(problem, backend, device, rounds=7):
-    """Of the medians of times that are taken in turns, since a device's clock goes up and down."""
+    """The ratio of median times. The backends take turns, as the clock rate of a device varies."""
     times = {backend: [], "torch": []}
     for _ in range(rounds + 2):
-        for name, found in times.items():
-            found.append(_time(problem, name, device))
-    mine, theirs = (statistics.median(times[name][2:]) for name in (backend, "torch"))
-    return mine / theirs
+        for name, seconds in times.items():
+            seconds.append(_time(problem, name, device))
+    ours, torch_time = (statistics.median(times[name][2:]) for name in (backend, "torch"))
+    return ours / torch_time
 
 
 def _time(problem, backend, device):
@@ -258,24 +267,24 @@ def _time(problem, backend, device):
     return time.perf_counter() - begin
 
 
-def refusal(backend, kind, dtype, device, told=_nobody):
-    """Why a backend is not to be used on a device for a kind and a dtype, a sentence, or None.
+def refusal(backend, kind, dtype, device, report=_ignore):
+    """Why a backend must not be used on a device for a kind and a dtype, as a sentence, or None.
 
-    told: as of `faults`.
+    report: as for `faults`.
     """
     reason = get(backend).unsupported_reason(
         torch.empty(1, 1, dtype=dtype, device=device), kind=kind
     )
     if reason is not None:
         return reason
-    # The backend to compare with compiles where it is timed: here it would for every option.
+    # The torch backend is compiled only for timing: here it would be compiled for every option.
     with variables({compiled.VARIABLE: "0"}):
-        found = faults(backend, kind, dtype, device, told)
-    if found:
-        return found[0]
-    if device.type != "cpu":  # what is compiled here, beside other checks, is there to be timed
+        first = faults(backend, kind, dtype, device, report)
+    if first:
+        return first[0]
+    if device.type != "cpu":  # compile what will be timed while other checks still run
         for step, problem in _timed(kind, dtype):
             for name in (backend, "torch"):
-                told(f"compilation for {step} ({name})")
+                report(f"compilation for {step} ({name})")
                 outputs(problem, name, device)
     return None

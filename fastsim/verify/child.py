@@ -1,9 +1,9 @@
-"""python -m fastsim.verify.child PART BACKEND KIND DTYPE DEVICE PRECISION [MODULE], in a process.
+"""python -m fastsim.verify.child PART BACKEND KIND DTYPE DEVICE PRECISION [MODULE]
 
-PART: "refusal", whether the kernel is right, or "ratio", how fast it is. PRECISION is that of
-float32 products, which a new process does not have from its parent. MODULE is imported first: a
-backend from elsewhere registers itself there. Each line of the output names the step that begins;
-the last one is [reason to refuse the kernel, ratio] as JSON, null for what there is not.
+PART: "refusal", whether the kernel is correct, or "ratio", how fast it is. PRECISION: of float32
+products, which a new process does not inherit. MODULE: imported first, to register a backend that
+is not part of fastsim. Each line of the output names a step at its start; the last line is [reason
+to refuse the kernel, ratio] as JSON, with null for what does not apply.
 """
 
 import importlib
@@ -17,20 +17,21 @@ from fastsim.verify import checks
 
 
 def main(part, backend, kind, dtype, device, precision, module=None):
-    """Does that part of a check, and prints."""
+    """Run this part of a check, and print its steps and its result."""
     torch.set_float32_matmul_precision(precision)
     if module is not None:
         importlib.import_module(module)
-    place = backend, kind, getattr(torch, dtype), torch.device(device), partial(print, flush=True)
+    arguments = backend, kind, getattr(torch, dtype), torch.device(device)
+    report = partial(print, flush=True)
     try:
         if part == "refusal":
-            found = checks.refusal(*place), None
+            result = checks.refusal(*arguments, report), None
         else:
-            found = None, checks.ratio(*place)
-    except Exception as error:  # of any kind: a backend that raises is not right
+            result = None, checks.ratio(*arguments, report)
+    except Exception as error:  # any error means that the backend is not correct
         lines = str(error).strip().splitlines() or [""]
-        found = f"{type(error).__name__}: {lines[0]}"[:300], None
-    print(json.dumps(found), flush=True)
+        result = f"{type(error).__name__}: {lines[0]}"[:300], None
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checks in processes of their own: one that crashes or hangs takes nothing with it."""
+"""Runs checks in processes of their own, so that one that crashes or hangs harms no other."""
 
 import contextlib
 import json
@@ -17,15 +17,15 @@ from fastsim.backends import panel
 from fastsim.backends.torch import compiled
 from fastsim.verify.verdicts import ASK, PRECISIONS
 
-UNFINISHED = "did not finish"  # of a step that took longer than it may
-# Of this process's own: verdicts hold for all, which have other settings.
-OWN = ("FASTSIM_BACKEND", ASK, compiled.VARIABLE, panel.VARIABLE)
-# What a process takes of a processor.
+UNFINISHED = "did not finish"  # in the message for a step that exceeds its time limit
+# Variables that a check does not inherit, as a verdict must not depend on them.
+NOT_INHERITED = ("FASTSIM_BACKEND", ASK, compiled.VARIABLE, panel.VARIABLE)
+# Variables for the number of threads of a process.
 THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
 
 class Check(NamedTuple):
-    """Of one backend, kind and dtype on a device; precision: of float32 products, "" for others."""
+    """One backend, kind and dtype on a device; precision: of float32 products, else ""."""
 
     backend: str
     kind: str
@@ -35,22 +35,22 @@ class Check(NamedTuple):
 
 
 def results(part, checks, limit, module=None):
-    """(reason to refuse it or None, ratio or None) of each check, all of them at once.
+    """[(reason to refuse the kernel or None, ratio or None)] of checks that run in parallel.
 
-    part: of child.py. limit: seconds, after which a step counts as hanging. module: imported by the
-    processes first.
+    part: as for child.py. limit: seconds after which a step counts as hanging. module: imported
+    first by the processes.
     """
-    with contextlib.ExitStack() as ends:
-        begun = []
+    with contextlib.ExitStack() as stack:
+        processes = []
         for check in checks:
-            errors = ends.enter_context(tempfile.TemporaryFile("w+"))
-            begun.append(_Process(part, check, module, errors, _environment(len(checks))))
-            ends.callback(begun[-1].end)
-        return [process.result(limit) for process in begun]
+            errors = stack.enter_context(tempfile.TemporaryFile("w+"))
+            processes.append(_Process(part, check, module, errors, _environment(len(checks))))
+            stack.callback(processes[-1].end)
+        return [process.result(limit) for process in processes]
 
 
 class _Process:
-    """One check in a process, begun; errors: an open file for what it says of them."""
+    """A running process with one check; errors: an open file for its standard error."""
 
     def __init__(self, part, check, module, errors, environment):
         backend, kind, dtype, device, precision = check
@@ -63,9 +63,9 @@ class _Process:
             stderr=self._errors,
             text=True,
             env=environment,
-            start_new_session=True,  # so that what it has started ends with it
+            start_new_session=True,  # so that `end` reaches its child processes
         )
-        self._lines = queue.SimpleQueue()  # all that it says, then None
+        self._lines = queue.SimpleQueue()  # its lines of output, then None
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
@@ -75,46 +75,46 @@ class _Process:
         self._lines.put(None)
 
     def result(self, limit):
-        """Waits for what `results` gives of the check."""
-        said = ""  # each line names the step that begins; the last one is the result
+        """Wait for the result of the check, as in `results`."""
+        last = ""  # a line names a step at its start; the last one is the result
         try:
             while (line := self._lines.get(timeout=limit)) is not None:
-                said = line.strip() or said
+                last = line.strip() or last
             self._process.wait(limit)
         except (queue.Empty, subprocess.TimeoutExpired):
-            return f"a step {UNFINISHED} within {limit:g} s{_at(said)}", None
+            return f"a step {UNFINISHED} within {limit:g} s{_at(last)}", None
         if self._process.returncode:
             self._errors.seek(0)
-            return _ending(self._process.returncode, self._errors.read()) + _at(said), None
+            return _ending(self._process.returncode, self._errors.read()) + _at(last), None
         try:
-            reason, ratio = json.loads(said)
+            reason, ratio = json.loads(last)
         except ValueError:
-            return f"its process ended without a result{_at(said)}", None
+            return f"its process ended without a result{_at(last)}", None
         return reason, ratio
 
     def end(self):
-        """Ends the process, if it still runs, and all that it has started."""
+        """End the process if it still runs, and its child processes."""
         if self._process.poll() is None:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except (AttributeError, ProcessLookupError):  # no groups here, or it has just ended
+            except (AttributeError, ProcessLookupError):  # no process groups, or it has just ended
                 self._process.kill()
             self._process.wait()
 
 
 def cores():
-    """Of the processor, as many as this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _environment(together):
-    """Of each of so many processes: it asks for no verdict, and has its share of the cores."""
-    environment = {name: value for name, value in os.environ.items() if name not in OWN}
-    if together > 1:
+def _environment(count):
+    """The environment of one of `count` processes: it makes no verdicts and shares the cores."""
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    if count > 1:
         for name in THREADS:
-            environment.setdefault(name, str(max(1, cores() // together)))
+            environment.setdefault(name, str(max(1, cores() // count)))
     return environment
 
 

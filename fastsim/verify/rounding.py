@@ -1,8 +1,8 @@
-"""How far the outputs of a problem move when its rows are rounded as a kernel rounds them.
+"""How much the outputs of a problem change when its rows are rounded as a kernel rounds them.
 
-A learnt number's gradient, or the mean of many losses, is a small sum of large terms. The torch
-backend's error there is one chance draw, which may be far below what the rounding of the terms
-amounts to.
+The gradient of a learnt number, or the mean of many losses, may be a small sum of large terms. The
+error of the torch backend is a single sample there, which may be far below the typical effect of
+rounding the terms.
 """
 
 import math
@@ -11,30 +11,29 @@ from dataclasses import replace
 import torch
 
 DRAWS = 8
-SPREAD = 4  # root mean squares: hardly any sum of many roundings is off by more
+SPREAD = 4  # root mean squares, which the error of a sum of many roundings rarely exceeds
 
 
 def moves(problem, outputs, truth, dtype, device):
-    """Of each output the root mean square, over several draws, of its entries' largest change.
+    """For each output, the root mean square over several draws of the largest change of an entry.
 
-    outputs: (problem, backend, device, dtype) -> tensors; truth: those of the problem in float64.
+    outputs: a function (problem, backend, device, dtype) -> tensors. truth: those in float64.
     """
     size = relative(dtype, problem.leaves[0].shape[1])
     squares = [0.0] * len(truth)
     for draw in range(DRAWS):
         changed = outputs(_rounded(problem, size, draw), problem.exact, device, torch.float64)
-        for place, (one, right) in enumerate(zip(changed, truth, strict=True)):
-            squares[place] += (one - right).abs().max().item() ** 2
+        for index, (output, exact) in enumerate(zip(changed, truth, strict=True)):
+            squares[index] += (output - exact).abs().max().item() ** 2
     return [math.sqrt(square / DRAWS) for square in squares]
 
 
 def relative(dtype, width):
-    """By how much of itself a number of rows of that width may be off.
+    """The relative error of an entry of rows of this width.
 
-    Operands of 16-bit inputs are float16, those of TF32 have as many digits. Products of float32
-    numbers are sums of as many terms as the rows are wide, whose roundings grow with the root of
-    the number of terms (Higham and Mary, 2019, A new approach to probabilistic rounding error
-    analysis).
+    The operands of 16-bit inputs are float16, and TF32 has the same number of digits. A product of
+    float32 rows is a sum of `width` terms, whose rounding error grows with the square root of
+    `width` (Higham and Mary, 2019, A new approach to probabilistic rounding error analysis).
     """
     if dtype.itemsize == 2 or torch.get_float32_matmul_precision() != "highest":
         return torch.finfo(torch.float16).eps / 2
@@ -42,15 +41,15 @@ def relative(dtype, width):
 
 
 def _rounded(problem, size, draw):
-    """The problem with each number of its rows, and of a guide's, off by that much of itself.
+    """The problem with every entry of its rows, and of a guide's, changed by that relative error.
 
-    Up or down by the number itself, so that equal rows stay equal.
+    The sign of a change depends on the entry itself, so that equal rows stay equal.
     """
     like = problem.leaves[0]
 
-    def near(value):
+    def perturbed(value):
         if isinstance(value, tuple):
-            return tuple(map(near, value))
+            return tuple(map(perturbed, value))
         rows = isinstance(value, torch.Tensor) and value.ndim == 2
         if not rows or value.dtype != like.dtype or value.shape[1] != like.shape[1]:
             return value
@@ -58,6 +57,7 @@ def _rounded(problem, size, draw):
         place = torch.arange(value.shape[1], device=value.device)
         return value * (1 + size * torch.sin(1e4 * (draw + 1) * value + place).sign())
 
-    leaves = [near(leaf.detach()) for leaf in problem.leaves]
-    options = {name: near(value) for name, value in problem.options.items()}
-    return replace(problem, leaves=leaves, given=near(tuple(problem.given)), options=options)
+    leaves = [perturbed(leaf.detach()) for leaf in problem.leaves]
+    arguments = perturbed(tuple(problem.arguments))
+    options = {name: perturbed(value) for name, value in problem.options.items()}
+    return replace(problem, leaves=leaves, arguments=arguments, options=options)

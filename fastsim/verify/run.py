@@ -1,4 +1,4 @@
-"""Checks a device's kernels and keeps the verdicts."""
+"""Checks the kernels on a device, and keeps the verdicts."""
 
 import warnings
 
@@ -9,25 +9,25 @@ from fastsim.verify import verdicts
 from fastsim.verify.cases import KINDS
 from fastsim.verify.process import UNFINISHED, Check, cores, results
 
-# Seconds of a step of a check, which may compile kernels: those of a whole check, up to 150, take
-# minutes, so no limit of a check tells a slow processor from a kernel that hangs.
+# Seconds of a step of a check, which may compile kernels. A whole check compiles up to 150 kernels,
+# so a limit for it could not tell a slow processor from a kernel that hangs.
 LIMIT = 300.0
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Reasons that another program on the device or the machine may have caused: the kernel may be right
-# tomorrow, so the verdict is not kept. Triton needs a C compiler to launch.
+# Reasons that may be caused by another program on the machine. The kernel may still be correct, so
+# the verdict is not kept. Triton needs a C compiler to launch.
 TRANSIENT = (UNFINISHED, "out of memory", "alloc_failed", "busy or unavailable", "sigkill")
 TRANSIENT += ("c compiler", "calledprocesserror", "no space left")
-# Bytes of a GPU that one check may take: what belongs to a process, matrices of 2,200 x 2,200 in
-# float64, and the largest size that is timed.
+# Bytes of GPU memory that one check may need: the overhead of a process, matrices of 2,200 x 2,200
+# in float64, and the largest size that is timed.
 MEMORY = 3 << 30
 
 
 def verify(backend, kind, dtype, device, *, precision=None, limit=LIMIT, module=None):
-    """Checks one backend, kind and dtype on a device, and keeps and returns the verdict.
+    """Check one backend, kind and dtype on a device, and keep and return the verdict.
 
-    A verdict whose reason is one of `TRANSIENT` is kept for this process only.
-    precision: of float32 products, as for `verdicts.key`. limit: seconds, after which a step counts
-    as hanging. module: imported by the process first.
+    A verdict whose reason is one of `TRANSIENT` is kept only in this process.
+    precision: of float32 products, as for `verdicts.key`. limit: seconds after which a step counts
+    as hanging. module: imported first by the process.
     """
     if precision is None:
         precision = verdicts.precision_of(dtype, device)
@@ -36,7 +36,7 @@ def verify(backend, kind, dtype, device, *, precision=None, limit=LIMIT, module=
 
 
 def checks_of(device, backends, kinds=KINDS, dtypes=DTYPES):
-    """The checks of these kinds and dtypes, of float32 at each precision."""
+    """Yields the checks of these kinds and dtypes; float32 with each precision of products."""
     for backend in backends:
         for kind in kinds:
             if kind not in get(backend).kinds():
@@ -47,21 +47,21 @@ def checks_of(device, backends, kinds=KINDS, dtypes=DTYPES):
 
 
 def verdicts_of(checks, jobs):
-    """The verdicts of checks, so many of which run at once: a check is compilation above all.
+    """Yields the verdicts of checks; jobs: how many run at a time, as most of it is compilation.
 
-    Each is timed when no other process of this one runs.
+    Each kernel is timed while no other check runs.
     """
     for first in range(0, len(checks), jobs):
-        some = checks[first : first + jobs]
-        for check, (reason, _) in zip(some, results("refusal", some, LIMIT), strict=True):
-            # Another process may have been the reason: it took the memory, or the time.
-            if reason is not None and len(some) > 1:
+        group = checks[first : first + jobs]
+        for check, (reason, _) in zip(group, results("refusal", group, LIMIT), strict=True):
+            # Another check may be the cause, by its use of memory or time: check again alone.
+            if reason is not None and len(group) > 1:
                 reason = _refusal(check)
             yield _verdict(check, reason)
 
 
 def most_at_once(device):
-    """How many checks this machine has the cores and the memory for, at least one."""
+    """How many checks can run at a time with the cores and the memory here; at least one."""
     if device.type != "cuda":
         return cores()
     free, _ = torch.cuda.mem_get_info(device)
@@ -75,13 +75,13 @@ def _refusal(check, limit=LIMIT, module=None):
 
 
 def _verdict(check, reason, limit=LIMIT, module=None):
-    """Of a kernel with that reason to refuse it; where there is none, once it has been timed."""
+    """The verdict on a kernel with this reason to refuse it; with None it is timed first."""
     backend, kind, dtype, device, precision = check
     ratio = None
     if reason is None and device.type != "cpu":  # interpreted kernels have no speed
         ((reason, ratio),) = results("ratio", [check], limit, module)
-    of = verdicts.key(backend, kind, dtype, device, precision)
-    verdict = verdicts.now(reason is None, reason, ratio, of)
+    key = verdicts.key(backend, kind, dtype, device, precision)
+    verdict = verdicts.now(reason is None, reason, ratio, key)
     transient = reason is not None and any(words in reason.lower() for words in TRANSIENT)
     verdicts.write(verdict, lasting=not transient)
     if reason is not None:

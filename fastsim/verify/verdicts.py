@@ -1,9 +1,9 @@
-"""Verdicts: whether a backend was right on a device, for a kind and a dtype, and how fast.
+"""Verdicts: whether a backend was correct on a device, for a kind and a dtype, and how fast.
 
-A verdict is a JSON file in the user's cache, under the digest of all that it depends on: device and
-driver, versions, the sources and libraries that numbers come from, backend, kind, dtype, precision.
-Change one of them and there is no verdict. Where the cache cannot be written, or the reason is one
-that may pass (run.py), a verdict lasts as long as the process.
+A verdict is a JSON file in the user's cache, named by a digest of all that it depends on: device
+and driver, versions, the sources and libraries that compute, backend, kind, dtype, precision. If
+one of them changes, there is no verdict. If the cache cannot be written, or the reason may be
+transient (run.py), a verdict lasts as long as the process.
 """
 
 import dataclasses
@@ -27,16 +27,19 @@ from fastsim.verify import driver
 
 PACKAGE = Path(__file__).parents[1]
 CACHE, ASK = "FASTSIM_CACHE", "FASTSIM_VERIFY"
-# Of the package what no number of a loss comes from.
-WITHOUT_NUMBERS = {"benchmark", "cli", "encoders", "examples", "integrations", "training"}
-# Of float32 products, as kernels tell them apart: exact, and TF32, which "medium" is too.
+# The folders of the package that take no part in computing a loss.
+NOT_COMPUTING = {"benchmark", "cli", "encoders", "examples", "integrations", "training"}
+# Precisions of float32 products that kernels distinguish: exact, and TF32 (also for "medium").
 PRECISIONS = ("highest", "high")
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """served: whether it may be taken. reason: why not, a sentence. ratio: its time over that of
-    the torch backend, None where it was not timed. key: what it depends on. when: seconds.
+    """The result of a check.
+
+    served: whether the kernel is correct. reason: why not, as a sentence. ratio: its time divided
+    by that of the torch backend, None if it was not timed. key: what the verdict depends on. when:
+    seconds since the epoch.
     """
 
     served: bool
@@ -47,16 +50,16 @@ class Verdict:
 
     @property
     def may_be_taken(self):
-        """Whether by this a kernel is right, and faster than the torch backend or not timed."""
+        """Whether the kernel is correct, and faster than the torch backend or not timed."""
         return self.served and (self.ratio is None or self.ratio < 1)
 
     @property
     def sentence(self):
-        """For people."""
+        """The verdict in words."""
         if not self.served:
             return f"refused: {self.reason}"
-        pace = "" if self.ratio is None else f", {self.ratio:.2f} times the torch backend's time"
-        return f"right{pace}"
+        time_ = "" if self.ratio is None else f", {self.ratio:.2f} times the torch backend's time"
+        return f"correct{time_}"
 
 
 # ---- keys ----
@@ -65,7 +68,7 @@ class Verdict:
 def key(backend, kind, dtype, device, precision=None):
     """What a verdict depends on, as a dict of strings.
 
-    precision: of `PRECISIONS`, or "" for other dtypes than float32; None: what torch is set to.
+    precision: one of `PRECISIONS`, or "" for other dtypes than float32; None: torch's setting.
     """
     return {
         **_of_device(torch.device(device)),
@@ -78,7 +81,7 @@ def key(backend, kind, dtype, device, precision=None):
 
 
 def precision_of(dtype, device):
-    """The precision of products of that dtype that torch is set to, as in a key."""
+    """The precision of products of this dtype by torch's setting, as in a key."""
     if dtype != torch.float32:
         return ""
     return PRECISIONS[float32_products(torch.device(device).type) != PRECISIONS[0]]
@@ -100,11 +103,11 @@ def _of_device(device):
 
 @functools.cache
 def _kernels(backend):
-    """A digest of all that a backend's numbers come from."""
+    """A digest of the sources and libraries of a backend."""
     files = [
         path
         for path in PACKAGE.rglob("*.py")
-        if path.relative_to(PACKAGE).parts[0] not in WITHOUT_NUMBERS
+        if path.relative_to(PACKAGE).parts[0] not in NOT_COMPUTING
     ]
     files += (PACKAGE / "_lib").glob(f"{backend}.*")
     digest = hashlib.blake2b(digest_size=8)
@@ -117,11 +120,11 @@ def _kernels(backend):
 # ---- files ----
 
 
-_unwritten = {}  # file name -> verdict, of those that no file has
+_unwritten = {}  # file name -> verdict that is not in a file
 
 
 def folder():
-    """Where verdicts lie: FASTSIM_CACHE, else fastsim in the user's cache; None without a home."""
+    """The folder of verdicts: in FASTSIM_CACHE or the user's cache; None without a home folder."""
     if named := os.environ.get(CACHE):
         return Path(named) / "verdicts"
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -133,16 +136,16 @@ def folder():
     return Path(cache) / "fastsim" / "verdicts"
 
 
-def _name(of):
-    digest = hashlib.blake2b(json.dumps(of, sort_keys=True).encode(), digest_size=12)
+def _name(key):
+    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12)
     return f"{digest.hexdigest()}.json"
 
 
 def write(verdict, *, lasting=True):
-    """Keeps a verdict, in this process alone where it is not `lasting`, or the cache cannot be
-    written, which is said once.
+    """Keep a verdict in a file; only in this process if not `lasting` or if the cache fails.
 
-    What ranks have agreed on stays: one that asked anew would wait for the others in vain.
+    If the cache cannot be written, a warning says so once. What ranks have agreed on is kept: a
+    rank that asked again would wait for the others forever.
     """
     name = _name(verdict.key)
     _unwritten.pop(name, None)
@@ -153,16 +156,16 @@ def write(verdict, *, lasting=True):
             _unwritten[name] = verdict
     except OSError as error:
         _unwritten[name] = verdict
-        text = f"the verdicts on kernels are lost with this process: {error}; {CACHE}=folder"
-        _tell(CACHE, f"{text} keeps them there")
+        text = f"verdicts on kernels cannot be saved and are lost with this process: {error}"
+        _warn_once(CACHE, f"{text}; {CACHE}=FOLDER saves them in another folder")
     _count_change()
-    for place in list(_known):
-        if _fields(place) == {name: verdict.key[name] for name in _fields(place)}:
-            del _known[place]
+    for call in list(_known):
+        if _fields(call) == {name: verdict.key[name] for name in _fields(call)}:
+            del _known[call]
 
 
 def _write(verdict, name):
-    """OSError where the cache cannot be written."""
+    """OSError if the cache cannot be written."""
     home = folder()
     if home is None:
         raise OSError("there is no home folder")
@@ -170,56 +173,56 @@ def _write(verdict, name):
     write_whole(home / name, json.dumps(dataclasses.asdict(verdict), indent=1))
 
 
-def read(of):
-    """The verdict of a key, or None; a file that is none counts as none."""
-    home, name = folder(), _name(of)
-    if home is None or name in _unwritten:  # which is later than any file
+def read(key):
+    """The verdict of a key, or None; unreadable files are ignored."""
+    home, name = folder(), _name(key)
+    if home is None or name in _unwritten:  # newer than any file
         return _unwritten.get(name)
     try:
-        found = Verdict(**json.loads((home / name).read_text()))
+        verdict = Verdict(**json.loads((home / name).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.key == of else None
+    return verdict if verdict.key == key else None
 
 
 def everything():
-    """All verdicts that are kept, those of other devices and versions too."""
-    found, home = [], folder()
+    """All verdicts in files, including those of other devices and versions."""
+    verdicts, home = [], folder()
     for path in sorted(home.glob("*.json")) if home else ():
         try:
-            found.append(Verdict(**json.loads(path.read_text())))
+            verdicts.append(Verdict(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError):
             continue
-    return found
+    return verdicts
 
 
 def current(backend, device):
-    """Those that are kept on the kernels of a backend as they are now, on a device."""
-    mine = [verdict for verdict in everything() if verdict.key["backend"] == backend]
-    return [verdict for verdict in mine if is_current(verdict, device)]
+    """The verdicts in files on the current kernels of a backend, on a device."""
+    of_backend = [verdict for verdict in everything() if verdict.key["backend"] == backend]
+    return [verdict for verdict in of_backend if is_current(verdict, device)]
 
 
 def is_current(verdict, device):
-    """Whether it is of a device, its driver, and the versions and kernels at hand."""
-    of = verdict.key
-    dtype = getattr(torch, of["dtype"])
-    return of == key(of["backend"], of["kind"], dtype, device, of["precision"])
+    """Whether a verdict is of this device, its driver, and the current versions and kernels."""
+    fields = verdict.key
+    dtype = getattr(torch, fields["dtype"])
+    return fields == key(fields["backend"], fields["kind"], dtype, device, fields["precision"])
 
 
-def now(served, reason, ratio, of):
-    """A verdict of this moment."""
-    return Verdict(served, reason, ratio, of, time.time())
+def now(served, reason, ratio, key):
+    """A verdict with the current time."""
+    return Verdict(served, reason, ratio, key, time.time())
 
 
-# ---- what `auto` makes of them ----
+# ---- the choice of `auto` ----
 
 _known = {}  # (backend, kind, dtype, device, precision) -> verdict or None
-_told = set()
+_warned = set()
 _changes = 0
 
 
 def changes():
-    """How often verdicts have changed in this process: what rests on older ones is to be redone."""
+    """How often verdicts have changed in this process; choices made before are outdated."""
     return _changes
 
 
@@ -228,37 +231,36 @@ def _count_change():
     _changes += 1
 
 
-def _fields(place):
-    """What of a key a place of `_known` says, beside the device."""
-    backend, kind, dtype, _, precision = place
+def _fields(call):
+    """The fields of a key, except the device, that an entry of `_known` has."""
+    backend, kind, dtype, _, precision = call
     dtype = str(dtype).removeprefix("torch.")
     return {"backend": backend, "kind": kind, "dtype": dtype, "precision": precision}
 
 
 def forget():
-    """Reads the files anew; the ranks of a group agree anew, so all of them have to call this."""
+    """Read the files again. The ranks of a group agree again, so all of them have to call this."""
     _count_change()
     _known.clear()
     _agreed.clear()
 
 
 def verdict(backend, kind, dtype, device):
-    """The verdict for that device, or None; read once in a process.
+    """The verdict for a device, or None; read once per process.
 
-    With FASTSIM_VERIFY=1 one that is missing is made, but not under compilation or capture.
+    With FASTSIM_VERIFY=1 a missing verdict is made, except under compilation or graph capture.
     """
-    place = backend, kind, dtype, device, precision_of(dtype, device)
-    if place not in _known:
-        of = key(backend, kind, dtype, device)
-        found = read(of)
-        if found is None and os.environ.get(ASK) == "1":
+    call = backend, kind, dtype, device, precision_of(dtype, device)
+    if call not in _known:
+        result = read(key(backend, kind, dtype, device))
+        if result is None and os.environ.get(ASK) == "1":
             if _traced(device):
-                return None  # which a later call may ask again
+                return None  # not remembered: a later call may make the verdict
             from fastsim.verify.run import verify
 
-            found = verify(backend, kind, dtype, device)
-        _known[place] = found
-    return _known[place]
+            result = verify(backend, kind, dtype, device)
+        _known[call] = result
+    return _known[call]
 
 
 def _traced(device):
@@ -266,63 +268,66 @@ def _traced(device):
     return capturing or torch.compiler.is_compiling()
 
 
-# Process group -> {(names, kind, dtype, device, precision): what its ranks agreed on}. By the group
-# itself: a later one may have its name, and not its ranks.
+# Process group -> {(names, kind, dtype, device, precision): the backend its ranks agreed on}. The
+# key is the group itself, since another group may later have the same name.
 _agreed = weakref.WeakKeyDictionary()
-_NEVER = 1 << 40  # the ratio of kernels that must not be taken, in millionths
+_NEVER = 1 << 40  # the ratio, in millionths, of kernels that must not be used
 
 
 def agreed(names, kind, dtype, device, group):
-    """As `fastest`, of all ranks of a process group: right on each, by the slowest rank.
+    """As `fastest` for all ranks of a group: correct on each, and fastest on the slowest rank.
 
-    names: the same on every rank. The ranks wait for one another once for each kind and dtype; one
-    that has failed by then says so in the same exchange.
+    names: the same on every rank. The ranks wait for each other once per kind and dtype; a rank
+    that has failed reports it in the same exchange.
     """
     precision = precision_of(dtype, device)
-    place = *names, kind, dtype, device, precision
+    call = *names, kind, dtype, device, precision
     agreed_on = _agreed.setdefault(group, {})
-    if place not in agreed_on:
-        found = [verdict(name, kind, dtype, device) for name in names]
-        said = {"kind of loss": kind, "dtype": str(dtype), "kernels": ", ".join(names)}
-        said["precision of float32 products"] = precision
-        table = agree(group, said, [_millionths(v) for v in found], last=False)
+    if call not in agreed_on:
+        verdicts = [verdict(name, kind, dtype, device) for name in names]
+        same = {"kind of loss": kind, "dtype": str(dtype), "kernels": ", ".join(names)}
+        same["precision of float32 products"] = precision
+        table = agree(group, same, [_millionths(v) for v in verdicts], last=False)
         slowest = dict(zip(names, map(max, zip(*table, strict=True)), strict=True))
         best = min(slowest, key=slowest.get)
-        agreed_on[place] = best if slowest[best] < _NEVER else None
-    return agreed_on[place]
+        agreed_on[call] = best if slowest[best] < _NEVER else None
+    return agreed_on[call]
 
 
-def _millionths(found):
-    if found is None or not found.may_be_taken:
+def _millionths(result):
+    """The ratio of a verdict in millionths, as an int that ranks can exchange."""
+    if result is None or not result.may_be_taken:
         return _NEVER
-    return int(1e6 * (1.0 if found.ratio is None else found.ratio))
+    return int(1e6 * (1.0 if result.ratio is None else result.ratio))
 
 
 @constant_result
 def fastest(names, kind, dtype, device):
-    """Of backends that could serve a call the one that is right and fastest, or None.
+    """The fastest of these backends that is correct and faster than the torch backend, or None.
 
-    Says once for each device what would let `auto` take a kernel, and what a kernel was refused
-    for.
+    Warns once per device how to verify kernels, and once per kernel why it was refused.
     """
-    found = {name: verdict(name, kind, dtype, device) for name in names}
-    good = {name: v for name, v in found.items() if v is not None and v.may_be_taken}
-    if good:
-        return min(good, key=lambda name: good[name].ratio or 1.0)
-    for name, of in found.items():
-        if of is None:
-            _tell(
+    verdicts = {name: verdict(name, kind, dtype, device) for name in names}
+    usable = {name: v for name, v in verdicts.items() if v is not None and v.may_be_taken}
+    if usable:
+        return min(usable, key=lambda name: usable[name].ratio or 1.0)
+    for name, result in verdicts.items():
+        if result is None:
+            dtype_name = str(dtype).removeprefix("torch.")
+            _warn_once(
                 device,
-                f"`auto` takes the torch backend on {device}: `fastsim verify --device {device}`"
-                f" finds out whether {', '.join(names)} may be taken there, and is faster;"
-                f" with --kind {kind} --dtype {str(dtype).removeprefix('torch.')} for such calls",
+                f"`auto` takes the torch backend on {device}: there is no verdict yet on"
+                f" {', '.join(names)}, which may be faster; run `fastsim verify --device {device}`,"
+                f" or only for such calls with --kind {kind} --dtype {dtype_name}",
             )
-        elif not of.served:
-            _tell((device, name, kind), f"`auto` leaves {name} out for {kind}: {of.reason}")
+        elif not result.served:
+            text = f"`auto` does not use {name} for {kind}: {result.reason}"
+            _warn_once((device, name, kind), text)
     return None
 
 
-def _tell(once, text):
-    if once not in _told:
-        _told.add(once)
+def _warn_once(key, text):
+    """key: identifies the warning."""
+    if key not in _warned:
+        _warned.add(key)
         warnings.warn(text, stacklevel=2)

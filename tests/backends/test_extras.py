@@ -61,7 +61,7 @@ def bare(monkeypatch, tmp_path):
     """It is known, and no verdict is."""
     monkeypatch.setenv("FASTSIM_CACHE", str(tmp_path))
     monkeypatch.setattr(verdicts, "_known", {})
-    monkeypatch.setattr(verdicts, "_told", set())
+    monkeypatch.setattr(verdicts, "_warned", set())
     known = fastsim.backends.__globals__["_BACKENDS"]
     backend = Bare()
     monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", {"bare": backend} | known)

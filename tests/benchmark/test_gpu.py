@@ -106,7 +106,7 @@ def test_fewer_rows_than_columns():
     whole = problem_of("matrix_mse", (9, 9, 4), "float32", "cpu", seed=0)
     assert [leaf.shape[0] for leaf in problem.leaves] == [5, 9]
     assert torch.equal(problem.leaves[0], whole.leaves[0][:5])
-    ((rows, columns),) = problem.given
+    ((rows, columns),) = problem.arguments
     assert torch.equal(rows, columns[:5])
     one_side = problem_of("nt_xent", (5, 9, 4), "float32", "cpu")
     assert narrowed(one_side, 5) is one_side

@@ -143,7 +143,7 @@ def of_bank(loss):
     content = loss.memory_bank.bank.clone()
 
     def call(*views):
-        loss.memory_bank.bank = content.to(views[0].dtype)
+        loss.memory_bank.bank = content.to(views[0].dtype, copy=True)
         loss.memory_bank.bank_ptr.zero_()
         return loss(*views)
 

@@ -22,7 +22,7 @@ from tests.seeds import fresh
 
 PRODUCTS = {"distance": distances.DotProductSimilarity(normalize_embeddings=False)}
 CLASS_LOSSES = {
-    "NormalizedSoftmaxLoss": [{}, {"temperature": 0.3}, PRODUCTS],
+    "NormalizedSoftmaxLoss": [{}, {"temperature": 0.3}, {"temperature": 4.0, **PRODUCTS}],
     "CosFaceLoss": [{}, {"margin": 0.1, "scale": 20.0}],
     "ArcFaceLoss": [{}, {"margin": 60.0, "scale": 20}],
     "ProxyNCALoss": [

@@ -165,12 +165,12 @@ def test_the_metric_that_stands_for_the_quality_is_measured(columns, metric):
 @pytest.mark.parametrize(
     ("columns", "more", "said"),
     [
-        ({"anchor": ["0"], "positive": ["1"]}, {"cross_encoder": True}, "a cross-encoder is"),
+        ({"anchor": ["0"], "positive": ["1"]}, {"cross_encoder": True}, "for a cross-encoder"),
         ({"sentence1": ["0"] * 2, "sentence2": ["1"] * 2, "label": [1, 1]}, {}, "labels 0 and 1"),
         (
             {"sentence1": ["0"] * 2, "sentence2": ["1"] * 2, "label": ["a", "c"]},
             {"classes": ["a", "b"]},
-            "wanted classes that the model was trained on, a, b, got 'c'",
+            "wanted classes that the model was trained on .a, b., got 'c'",
         ),
         ({"text": ["0", "0", "1"], "label": ["a", "a", "b"]}, {}, "two different texts, got none"),
     ],

@@ -117,7 +117,7 @@ def test_prompts_that_a_search_will_not_use_are_told(kind, loss, prompts, told, 
     train(options(tmp_path, file, loss=loss, prompts=prompts), said.append, dry_run=True)
     lines = [line for line in said if line.startswith("prompts")]
     assert len(lines) == (told is not None)
-    assert not lines or f"a search will not use that of {told}" in lines[0]
+    assert not lines or f"a search will not use the prompt of {told}" in lines[0]
 
 
 def seconds_apart(monkeypatch):

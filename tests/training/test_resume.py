@@ -70,7 +70,7 @@ def test_cut_off_and_resumed_is_the_unbroken_run(number, unbroken, tmp_path, cap
         (broken / "model.safetensors").write_bytes(b"x")
     else:
         assert f"{signal.Signals(number).name} ended the run after step" in said
-        assert "Go on with the same command and --resume" in said
+        assert "Continue with the same command and --resume" in said
     asked.resume = True
     asked.logging_steps = 1
     resumed = train(asked)
@@ -119,7 +119,7 @@ def test_damage_falls_back_and_a_finished_run_stays(files, tmp_path, capsys):
     resumed = train(asked)
     said = capsys.readouterr().err
     assert "checkpoint-6 cannot be used: model.safetensors is missing" in said
-    assert "going on from checkpoint-3" in said
+    assert "continuing from checkpoint-3" in said
     assert losses(resumed) == losses(whole)
 
     # Longer, with other logging, an evaluation and the same data at another path.

@@ -12,7 +12,7 @@ def cache(tmp_path, monkeypatch):
     """An empty cache, and nothing remembered of another."""
     monkeypatch.setenv("FASTSIM_CACHE", str(tmp_path))
     monkeypatch.setattr(verdicts, "_known", {})
-    monkeypatch.setattr(verdicts, "_told", set())
+    monkeypatch.setattr(verdicts, "_warned", set())
     monkeypatch.setattr(verdicts, "_unwritten", {})
     return tmp_path
 

@@ -28,7 +28,7 @@ def test_a_backend_is_checked_by_what_it_has(monkeypatch):
     known = dict(fastsim.backends.__globals__["_BACKENDS"]) | {"bare": fakes.Bare()}
     monkeypatch.setitem(fastsim.backends.__globals__, "_BACKENDS", known)
     made = cases.problems("softmax", (5, 7, 4), torch.float32)
-    asked = checks.served("bare", "softmax", (5, 7, 4), torch.float32)
+    asked = checks.supported("bare", "softmax", (5, 7, 4), torch.float32)
     assert [one.name for one in asked] == [one.name for one in made if not one.extras]
     for one in asked:
         assert all(t.isfinite().all() for t in checks.outputs(one, "bare", CPU)) == one.finite
@@ -52,7 +52,7 @@ def test_an_error_may_be_twice_that_of_the_torch_backend(monkeypatch):
 
             monkeypatch.setattr(checks, "outputs", outputs)
             fault = checks._fault("mine", problem, CPU)
-            wanted = "is not finite" if error == torch.inf else "is off by"
+            wanted = "is not finite" if error == torch.inf else "has an error of"
             assert wanted in fault if wrong else fault is None
 
 
@@ -72,7 +72,7 @@ def test_every_way_is_checked(monkeypatch):
     ways = set()
 
     def fault(*_):
-        ways.add((panels_alone(), os.environ.get(panel.VARIABLE) == checks.SMALLEST))
+        ways.add((panels_alone(), os.environ.get(panel.VARIABLE) == checks.SMALLEST_PANEL))
 
     monkeypatch.setattr(checks, "_fault", fault)
     assert checks.faults("torch", "sigmoid", torch.float32, CPU) == []
@@ -91,7 +91,7 @@ def spilling(problem, found):
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [(wavering, "gave different bits"), (spilling, "it wrote outside 1 of its tensors")],
+    [(wavering, "gave different results"), (spilling, "it wrote outside of 1 of its tensors")],
 )
 @pytest.mark.parametrize("name", ["info_nce", "guided positives", "ties"])
 def test_calls_of_every_problem_are_tried(name, wrong, says, monkeypatch):
@@ -120,9 +120,9 @@ def lost(found, places):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (partial(lost, places=[]), "with gradients of nothing and rows laid off_by_one, the value"),
-        (partial(lost, places=[0]), "with gradients of argument 1 alone and rows laid by_columns"),
-        (partial(lost, places=[1]), "with gradients of argument 2 alone and rows laid off_by_one"),
+        (partial(lost, places=[]), "with gradients none and layout unaligned, the value"),
+        (partial(lost, places=[0]), "with gradients only of argument 1 and layout by_columns"),
+        (partial(lost, places=[1]), "with gradients only of argument 2 and layout unaligned"),
     ],
 )
 def test_calls_with_fewer_gradients_are_tried(wrong, says, monkeypatch):
@@ -155,7 +155,7 @@ def test_a_second_device_is_one_of_the_same_kind(name, monkeypatch):
     monkeypatch.setattr(cuda, "device_count", lambda: 2)
     monkeypatch.setattr(cuda, "get_device_name", lambda device: names[device.index or 0])
     monkeypatch.setattr(torch, "empty", of_device)
-    found = checks._second(torch.device("cuda:0"))
+    found = checks._other_device(torch.device("cuda:0"))
     assert found == (torch.device("cuda:1") if name == "the same GPU" else None)
 
 
@@ -202,7 +202,7 @@ def _tensors(problem):
             [part for one in value for part in flat(one)] if isinstance(value, tuple) else [value]
         )
 
-    return flat((*problem.leaves, *problem.given, *problem.options.values()))
+    return flat((*problem.leaves, *problem.arguments, *problem.options.values()))
 
 
 def test_targets_are_made_where_they_are_wanted(monkeypatch):
@@ -218,7 +218,7 @@ def test_targets_are_made_where_they_are_wanted(monkeypatch):
     before = len(drawn)
     assert not any((5, 7) in given or (7, 5) in given for given in drawn)
     for name in ("int8", "strided", "int8"):
-        (targets,) = checks.on_device(made[name], CPU).given
+        (targets,) = checks.on_device(made[name], CPU).arguments
         assert targets.shape == (5, 7)
     assert len(drawn) == before + 2
 
@@ -259,7 +259,7 @@ def test_canaries_show_what_is_written_on_either_side():
 def test_several_panels_are_several(name):
     pytest.importorskip("triton")
     rows, columns, _ = checks.TALL
-    with variables({panel.VARIABLE: checks.SMALLEST}):
+    with variables({panel.VARIABLE: checks.SMALLEST_PANEL}):
         blocks = get(name).blocks(rows, columns, CPU)
         whole = get(name).blocks(rows, columns, CPU, whole_rows=True)
         assert min(len(list(blocks)), len(list(whole))) > 2

@@ -50,12 +50,12 @@ def here(monkeypatch, capsys):
 
 
 WRONG = {
-    "lying": "is off by",
+    "lying": "has an error of",
     "hanging": "a step did not finish within 4 s",
     "crashing": "ended by SIGABRT",
     "raising": "illegal memory access",
-    "wavering": "different bits",
-    "spilling": "wrote outside",
+    "wavering": "different results",
+    "spilling": "wrote outside of",
     "deaf": "a NaN did not reach the loss",
 }
 
@@ -91,8 +91,8 @@ def test_settings_of_this_process_are_not_those_of_a_check(monkeypatch):
     """Its ratio would be beside a torch backend that nobody else has."""
     for name in ("FASTSIM_BACKEND", "FASTSIM_VERIFY", "FASTSIM_COMPILE", "FASTSIM_PANEL_MB"):
         monkeypatch.setenv(name, "1")
-    assert not set(process._environment(1)) & set(process.OWN)
-    assert len(process.OWN) == 4
+    assert not set(process._environment(1)) & set(process.NOT_INHERITED)
+    assert len(process.NOT_INHERITED) == 4
 
 
 @pytest.mark.parametrize("part", ["refusal", "ratio"])
@@ -184,12 +184,12 @@ def test_a_check_may_take_longer_than_a_step(pauses, wanted, monkeypatch):
 def test_the_steps_of_a_check_are_told(here):
     told = []
     checks.refusal("fake", "sigmoid", torch.float32, CPU, told.append)
-    names = [one.name for one in checks.served("fake", "sigmoid", (5, 7, 4), torch.float32)]
+    names = [one.name for one in checks.supported("fake", "sigmoid", (5, 7, 4), torch.float32)]
     shapes = [" x ".join(map(str, shape)) for shape in checks.SMALL]
-    wanted = [f"{name} at {shape}" for shape in shapes for name in names for _ in checks.WAYS]
+    wanted = [f"{name} at {shape}" for shape in shapes for name in names for _ in checks.PATHS]
     for shape, _ in checks.shapes_of_calls("fake", torch.float32, CPU):
         shape = " x ".join(map(str, shape))
-        wanted += [f"calls of {name} at {shape}" for name in names for _ in checks.WAYS]
+        wanted += [f"calls of {name} at {shape}" for name in names for _ in checks.PATHS]
     assert told == [*wanted, f"{names[0]} over several panels"]
 
 
@@ -327,12 +327,12 @@ def test_the_command_checks_what_is_asked_for(two_kernels, parts, monkeypatch):
     assert candidates(META, ("lying",)) == (["lying"], [])
     monkeypatch.setattr(run, "KINDS", ("sigmoid",))
     first, *others = lines("meta", ("fake",), jobs=3)
-    assert first == "4 checks, 3 at once"
+    assert first == "4 checks, 3 at a time"
     assert [len(kinds) for part, *kinds in parts if part == "refusal"][:1] == [3]
     said = [line.split(":") for line in others]
     dtypes = ("float32 (highest)", "float32 (high)", "float16", "bfloat16")
     assert [" ".join(what.split()) for what, _ in said] == [f"fake sigmoid {d}" for d in dtypes]
-    assert {sentence for _, sentence in said} == {" right, 0.50 times the torch backend's time"}
+    assert {sentence for _, sentence in said} == {" correct, 0.50 times the torch backend's time"}
 
 
 def test_the_command_checks_some_kinds_and_dtypes(two_kernels, monkeypatch):

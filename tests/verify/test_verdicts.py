@@ -285,7 +285,7 @@ def test_info_shows_verdicts():
     assert "of other versions: not used" in text
     found = json.loads(CliRunner().invoke(main, ["info", "--json"]).output)
     said = {v["says"]: v["current"] for v in found["devices"][0]["verdicts"]}
-    assert said == {"refused: it lies": True, "right, 0.50 times the torch backend's time": False}
+    assert said == {"refused: it lies": True, "correct, 0.50 times the torch backend's time": False}
 
 
 def test_info_shows_the_verdicts_of_a_device_alone():

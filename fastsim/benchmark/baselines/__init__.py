@@ -41,7 +41,7 @@ def ours(backend):
     """A backend of fastsim, as one among baselines."""
 
     def make(problem):
-        function, given, options = problem.case.function, problem.given, dict(problem.options)
+        function, given, options = problem.case.function, problem.arguments, dict(problem.options)
         if function is not fastsim.triplet_margin:  # which has no choice of backends
             options["backend"] = backend
         return lambda *leaves: function(*leaves, *given, **options)

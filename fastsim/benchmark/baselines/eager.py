@@ -260,7 +260,7 @@ def bound(formula):
     """make(problem) of a formula formula(*leaves, *given, **options)."""
 
     def make(problem):
-        given, options = problem.given, problem.options
+        given, options = problem.arguments, problem.options
         return lambda *leaves: formula(*leaves, *given, **options)
 
     return make

@@ -21,12 +21,12 @@ def info_nce(library, problem):
 
 
 def sup_con(library, problem):
-    loss, (groups,) = library().SupConLoss(**problem.options), problem.given
+    loss, (groups,) = library().SupConLoss(**problem.options), problem.arguments
     return lambda x: loss(x, groups)
 
 
 def circle(library, problem):
-    options, (groups,) = problem.options, problem.given
+    options, (groups,) = problem.options, problem.arguments
     loss = library().CircleLoss(m=options["margin"], gamma=options["gamma"])
     return lambda x: loss(x, groups)
 

@@ -84,7 +84,7 @@ def info_nce_prefixes(library, problem):
 
 
 def guided_info_nce(library, problem):
-    guides = problem.given
+    guides = problem.arguments
     encoders = Given(), Given("guides")
     names = ("contrast_anchors", "contrast_positives")  # its defaults compare these too
     loss = library().GISTEmbedLoss(*encoders, **problem.options, **dict.fromkeys(names, False))
@@ -100,16 +100,16 @@ def guided_info_nce(library, problem):
 def cosent(library, problem):
     # The scores in place of embeddings, and their similarity the scores themselves.
     loss = _loss(library, "CoSENTLoss", similarity_fct=lambda s, _: s, **problem.options)
-    embedded = _embedded(loss, *problem.given)
+    embedded = _embedded(loss, *problem.arguments)
     return lambda scores: embedded(scores, scores)
 
 
 def angle(library, problem):
-    return _embedded(_loss(library, "AnglELoss", **problem.options), *problem.given)
+    return _embedded(_loss(library, "AnglELoss", **problem.options), *problem.arguments)
 
 
 def cosine_regression(library, problem):
-    return _embedded(_loss(library, "CosineSimilarityLoss"), *problem.given)
+    return _embedded(_loss(library, "CosineSimilarityLoss"), *problem.arguments)
 
 
 def triplet_margin(library, problem):

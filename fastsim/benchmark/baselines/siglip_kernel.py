@@ -37,7 +37,7 @@ def grouped_siglip(problem):
     _package()
     from siglip_kernel.fused_siglip_plus import FusedSigLIPPlus
 
-    numbers, ((rows, columns),) = _numbers(problem), problem.given
+    numbers, ((rows, columns),) = _numbers(problem), problem.arguments
     ones = torch.ones(problem.rows, device=rows.device)
     share, soft_label, chunk_size = 0.5, False, 0
     rest = rows, columns, ones, ones, share, share, soft_label, chunk_size, 1 / problem.rows
@@ -53,7 +53,7 @@ def weighed_siglip(problem):
     _package()
     from siglip_kernel import fused_siglip_plus_loss
 
-    numbers, (groups,) = _numbers(problem), problem.given
+    numbers, (groups,) = _numbers(problem), problem.arguments
 
     def call(x, y):
         loss = fused_siglip_plus_loss(normalize(x, dim=1), normalize(y, dim=1), *numbers, *groups)
