@@ -204,11 +204,11 @@ def check_bias(name, value, count, device):
 
 
 def check_constant(name, value):
-    """`value` requires no gradient, since it gets none."""
+    """Raises a ValueError for a tensor that requires a gradient, as it would not get one."""
     if value.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            f"{name}: wanted a tensor that asks for no gradient, since none reaches it,"
-            " got requires_grad=True"
+            f"{name}: wanted a tensor without a gradient, as the loss computes none for it,"
+            f" got requires_grad=True (use {name}.detach())"
         )
 
 

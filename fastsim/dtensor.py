@@ -52,9 +52,9 @@ def local_arguments(arguments):
             )
     if len(shapes.get("positives", ())) == 1:  # in full_triplet they are embeddings
         raise ValueError(
-            "positives: wanted none beside DTensors that are sharded by rows, where row i's"
-            " positive is column i; x.to_local() and group= serve others, which then count within"
-            " this rank's part"
+            "positives: cannot be combined with DTensors that are sharded by rows, where row i's"
+            " positive is column i; for other positives use x.to_local() and group=, and count"
+            " them within this rank's part"
         )
     rows = {name: shape[0] for name, shape in shapes.items() if len(shape) > 1}
     if len(set(rows.values())) > 1:

@@ -291,10 +291,10 @@ def test_info_tells_of_the_other_project_of_this_name(monkeypatch):
     monkeypatch.setattr(
         metadata, "version", lambda name: "3.1.0" if name == "fastsim" else real(name)
     )
-    assert "the distribution fastsim 3.1.0 is installed too" in info.report()
+    assert "the distribution fastsim 3.1.0. The two overwrite" in info.report()
     monkeypatch.undo()
     if "fastsim" not in {d.metadata["Name"] for d in metadata.distributions()}:
-        assert "installed too" not in info.report()
+        assert "is installed too" not in info.report()
 
 
 def functions_of_the_public_surface():

@@ -18,5 +18,5 @@ def test_targets_are_two_vectors_or_a_matrix(targets):
 @pytest.mark.parametrize("given", ["references", "reference_groups"])
 def test_references_alone_are_named(given):
     alone = {given: {"references": X, "reference_groups": GROUPS}[given]}
-    with pytest.raises(ValueError, match=f"wanted together with .*, got {given} alone"):
+    with pytest.raises(ValueError, match=f"wanted with .*, got {given} alone"):
         fastsim.hardest_pairs(X, GROUPS, **alone)

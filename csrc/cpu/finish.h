@@ -1,7 +1,7 @@
 // What follows from the state of a row: its loss, its coefficients, what else the scale's gradient
 // needs. These are the formulas of fastsim/kinds, which every other engine uses, for a loss that is
 // one operator call because its time is operator calls.
-// tests/backends/cpu/test_whole.py holds one to the other.
+// tests/backends/cpu/test_one_call.py holds one to the other.
 #pragma once
 
 #include <cmath>

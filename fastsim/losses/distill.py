@@ -252,7 +252,7 @@ def _positives(positives, kind, rows, columns, device):
     if kind == "margin_mse":
         return parse_positives(positives, rows, columns, device)
     if positives is not None:
-        raise ValueError("positives: wanted only with kind 'margin_mse', got them with 'kl'")
+        raise ValueError("positives: cannot be combined with kind 'kl'; only 'margin_mse' has them")
     return None
 
 

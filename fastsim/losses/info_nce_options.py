@@ -51,4 +51,4 @@ def check_together(exclude, exclude_above, guide, symmetric, margin, label_smoot
             refused.append((name, "exclude_above"))
     if refused:
         name, other = refused[0]
-        raise ValueError(f"{name}: wanted without {other}, got both")
+        raise ValueError(f"{name}: cannot be combined with {other}, got both")

@@ -9,6 +9,7 @@ from fastsim.checks import (
     INTEGRAL,
     check_alike,
     check_bias,
+    check_constant,
     check_embeddings,
     check_flags,
     check_integers,
@@ -81,7 +82,7 @@ def parse_targets(targets, rows, columns, device, *, skip="nothing"):
         )
     if targets.device != device:
         raise ValueError(f"targets: wanted device {device}, got {targets.device}")
-    _check_asks_for_none(targets)
+    check_constant("targets", targets)
     return Pairs(dense=targets, skip=skip)
 
 
@@ -92,16 +93,8 @@ def known_targets(targets, rows, columns, device):
     if isinstance(targets, (tuple, list)):
         row_groups, column_groups = map(as_ids, targets)
         return replaced(_NOTHING, row_groups=row_groups, column_groups=column_groups)
-    _check_asks_for_none(targets)
+    check_constant("targets", targets)
     return replaced(_NOTHING, dense=targets)
-
-
-def _check_asks_for_none(targets):
-    if targets.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            "targets: wanted a tensor that asks for no gradient, since none reaches it,"
-            " got requires_grad=True (use targets.detach())"
-        )
 
 
 def parse_groups(embeddings, groups, references, reference_groups, own_first, *, empty=False):
@@ -113,7 +106,7 @@ def parse_groups(embeddings, groups, references, reference_groups, own_first, *,
     check_embeddings("embeddings", embeddings, empty=empty)
     if (references is None) != (reference_groups is None):
         name = "reference_groups" if references is None else "references"
-        raise ValueError(f"references: wanted together with reference_groups, got {name} alone")
+        raise ValueError(f"references: wanted with reference_groups, got {name} alone")
     columns = embeddings.shape[0]
     if references is not None:
         check_embeddings("references", references, empty=empty)

@@ -122,7 +122,7 @@ def test_a_kind_is_verified_without_the_extras_that_are_lacking(bare):
     seen = {extra for problem in known for extra in problem.extras}
     # Of each that kernels have there is a problem that shows whether it is right.
     assert get("triton").extras | get("cuda").extras <= seen
-    plain = checks.served("bare", "softmax", checks.SMALL[1], torch.float32)
+    plain = checks.supported("bare", "softmax", checks.SMALL[1], torch.float32)
     assert plain == [] or all(problem.extras == () for problem in plain)
     assert "info_nce" in {problem.name for problem in plain}
     assert checks.refusal("bare", "softmax", torch.float32, CPU) is None

@@ -24,14 +24,14 @@ def assert_theirs(found, theirs, texts, call="encode", **options):
     truth = encoded()
     theirs.float()  # as it was, bit for bit
     assert truth.dtype == torch.float64
-    assert_close("embeddings", found, truth, dense, torch.float32)
+    assert_close("embeddings", found, truth, dense, torch.float32, independent=True)
 
 
 def assert_alone(found, encoder, texts, **options):
     """found: embeddings of texts by a float32 `Encoder`, as if each text were encoded alone."""
     dense = one_by_one(encoder, texts, **options)
     truth = one_by_one(wide(encoder), texts, dtype=torch.float64, **options)
-    assert_close("embeddings", found, truth, dense, torch.float32)
+    assert_close("embeddings", found, truth, dense, torch.float32, independent=True)
 
 
 def one_by_one(encoder, texts, **options):

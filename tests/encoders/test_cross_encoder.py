@@ -133,7 +133,9 @@ def test_a_default_prompt_of_a_cross_encoder_is_refused(tmp_path):
         theirs.save_pretrained(str(tmp_path / "theirs"))
         if not text:
             CrossEncoder.from_pretrained(tmp_path / "theirs")
-    with pytest.raises(ModelError, match=r"theirs' has default_prompt_name 'query', .* 'the quest"):
+    with pytest.raises(
+        ModelError, match=r"theirs', which has default_prompt_name 'query', .* 'the quest"
+    ):
         CrossEncoder.from_pretrained(tmp_path / "theirs")
     encoder = Encoder.from_pretrained(models.tiny_bert())
     encoder.prompts, encoder.default_prompt = {"query": "the question : "}, "query"

@@ -154,7 +154,7 @@ def test_errors():
     x, groups = torch.randn(4, 3), torch.arange(4)
     with pytest.raises(ValueError, match="distance: wanted one of"):
         fastsim.hardest_pairs(x, groups, distance="manhattan")
-    with pytest.raises(ValueError, match="references: wanted together"):
+    with pytest.raises(ValueError, match="references: wanted with reference_groups"):
         fastsim.hardest_pairs(x, groups, x)
     with pytest.raises(ValueError, match="references: wanted at least 4 rows with own_first"):
         fastsim.hardest_pairs(x, groups, x[:2], groups[:2], own_first=True)

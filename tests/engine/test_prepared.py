@@ -261,7 +261,7 @@ def test_a_bias_is_looked_at_each_time(usable):
     fastsim.info_nce(x, y, candidate_bias=bias.sign() * torch.finfo(bias.dtype).max)  # sum: inf
     with pytest.raises(ValueError, match="candidate_bias: wanted finite numbers, got -inf"):
         fastsim.info_nce(x, y, candidate_bias=bias.index_fill(0, torch.tensor([3]), -torch.inf))
-    with pytest.raises(ValueError, match="candidate_bias: wanted a tensor that asks for no grad"):
+    with pytest.raises(ValueError, match="candidate_bias: wanted a tensor without a gradient"):
         fastsim.info_nce(x, y, candidate_bias=bias.clone().requires_grad_())
     with pytest.raises(ValueError, match="candidate_bias: wanted 9 numbers, one per column, got 8"):
         fastsim.info_nce(x, y, candidate_bias=bias[:8])

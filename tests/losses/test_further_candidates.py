@@ -110,8 +110,14 @@ def test_metrics_are_those_of_anchors_with_candidates(backend, usable):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"directions": EVERYWHERE, "symmetric": True}, "directions: wanted without symmetric"),
-        ({"label_smoothing": 0.1, "margin": 0.1}, "label_smoothing: wanted without margin"),
+        (
+            {"directions": EVERYWHERE, "symmetric": True},
+            "directions: cannot be combined with symmetric",
+        ),
+        (
+            {"label_smoothing": 0.1, "margin": 0.1},
+            "label_smoothing: cannot be combined with margin",
+        ),
         ({"directions": ("query_to_query",)}, "directions: wanted 'query_to_doc' among them"),
         ({"directions": ("query_to_doc", "up")}, "directions: wanted one of .* got 'up'"),
         ({"own_negatives": torch.ones(3, 2, 6)}, "own_negatives: wanted 4 rows, .* anchors, got 3"),

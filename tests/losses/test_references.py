@@ -71,7 +71,7 @@ def test_its_own_references_are_the_batch(loss, backend, usable):
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
 def test_errors(loss):
     x, groups = torch.randn(4, 3), torch.arange(4)
-    with pytest.raises(ValueError, match="references: wanted together"):
+    with pytest.raises(ValueError, match="references: wanted with reference_groups"):
         loss(x, groups, x)
     with pytest.raises(ValueError, match="references: wanted at least 4 rows with own_first"):
         loss(x, groups, x[:2], groups[:2], own_first=True)

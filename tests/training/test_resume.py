@@ -75,7 +75,7 @@ def test_cut_off_and_resumed_is_the_unbroken_run(number, unbroken, tmp_path, cap
     asked.logging_steps = 1
     resumed = train(asked)
     if killed:
-        assert "checkpoint-99 cannot be used: it was cut off" in capsys.readouterr().err
+        assert "checkpoint-99 cannot be used: it was interrupted" in capsys.readouterr().err
     assert losses(resumed) == losses(whole)
     texts = models.texts(10)
     one, two = (Encoder.from_pretrained(path) for path in (out, tmp_path / "cut"))

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import fastsim
 from fastsim.cli.main import main
-from fastsim.cli.verify import candidates, lines
+from fastsim.cli.verify import checkable, lines
 from fastsim.verify import checks, child, process, run, verdicts
 from tests.verify import fakes
 
@@ -321,10 +321,10 @@ def test_float32_is_checked_at_each_precision(monkeypatch):
 
 def test_the_command_checks_what_is_asked_for(two_kernels, parts, monkeypatch):
     """And says of others why not."""
-    names, reasons = candidates(META, ())
+    names, reasons = checkable(META, ())
     assert names == ["fake", "lying"]
     assert [reason.partition(":")[0] for reason in reasons] == ["triton", "cuda"]
-    assert candidates(META, ("lying",)) == (["lying"], [])
+    assert checkable(META, ("lying",)) == (["lying"], [])
     monkeypatch.setattr(run, "KINDS", ("sigmoid",))
     first, *others = lines("meta", ("fake",), jobs=3)
     assert first == "4 checks, 3 at a time"

@@ -282,7 +282,7 @@ def test_info_shows_verdicts():
     verdicts.write(stale)
     text = CliRunner().invoke(main, ["info"]).output
     assert "refused: it lies" in text
-    assert "of other versions: not used" in text
+    assert "of other versions, not used" in text
     found = json.loads(CliRunner().invoke(main, ["info", "--json"]).output)
     said = {v["says"]: v["current"] for v in found["devices"][0]["verdicts"]}
     assert said == {"refused: it lies": True, "correct, 0.50 times the torch backend's time": False}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends.cpu import amx, amx_loss
+from fastsim.backends.cpu import amx, amx_loss, one_call
 from fastsim.engine.one_call import in_panels
 from tests.cases import BY_NAME, call, inputs
 from tests.measure import assert_close, conditioning
@@ -57,10 +57,10 @@ LOSSES = {
 def served(monkeypatch):
     """Small batches too, each by the operator: the number of calls so far."""
     calls = []
-    one_call = amx_loss.loss
+    loss = amx_loss.loss
     for name in ("SMALL", "SMALL_OF_ONE_PART", "SMALL_OF_BFLOAT16"):
         monkeypatch.setattr(one_call, name, 0)
-    monkeypatch.setattr(amx_loss, "loss", lambda *given: (calls.append(1), one_call(*given)))
+    monkeypatch.setattr(amx_loss, "loss", lambda *given: (calls.append(1), loss(*given)))
     yield calls
     assert calls
 
