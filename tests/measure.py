@@ -5,8 +5,8 @@ last place of every input does to the truth counts as well (its conditioning): i
 that cancel, of a temperature that multiplies errors, and of the rounding of the scores.
 
 The dense formula is often fastsim's own, and shares with the code that is tested what comes before
-any kernel. So it may lose half of its digits, as rounding does at worst; what loses more is wrong.
-Where the truth is nothing, it has terms of about 1 that cancel.
+any kernel. So it may lose three quarters of its digits, more than rounding takes where nothing is
+divided by what cancels; what loses more is wrong. Where the truth is 0, its terms are about 1.
 """
 
 import torch
@@ -29,7 +29,7 @@ def assert_close(name, got, truth, dense, rounding, size=0.0, moved=0.0, *, inde
     code with fastsim; it may then err by any amount.
     """
     assert got.shape == truth.shape, f"{name}: shape {tuple(got.shape)}, not {tuple(truth.shape)}"
-    half = max(torch.finfo(dtype).eps for dtype in (dense.dtype, rounding)) ** 0.5
+    quarter = max(torch.finfo(dtype).eps for dtype in (dense.dtype, rounding)) ** 0.25
     got, dense = got.double(), dense.double()
     assert got.isfinite().all(), f"{name}: not finite"
     error = (got - truth).abs().max().item()
@@ -41,7 +41,7 @@ def assert_close(name, got, truth, dense, rounding, size=0.0, moved=0.0, *, inde
     if rounding == torch.float64:
         allowed *= 2  # the truth is no wider, and has errors of its own
     assert allowed < float("inf"), f"{name}: the dense formula is not finite"
-    believed = half * max(size, half) + moved / half
+    believed = quarter * max(size, quarter) + moved / quarter**2
     assert independent or theirs <= believed, f"{name}: the dense formula errs by {theirs:.3g}"
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 

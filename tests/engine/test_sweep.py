@@ -70,7 +70,7 @@ def is_embedding(value):
     return torch.is_tensor(value) and value.dim() == 2 and value.shape[1] == WIDTHS[0]
 
 
-def compare(name, backend, dtype, shape, seed=5):
+def compare(name, backend, dtype, shape, seed=5, *, independent=False):
     case = BY_NAME[name]
     tensors, others, options = inputs(case, shape, dtype, seed=seed)
     compute = torch.promote_types(dtype, torch.float32)
@@ -98,7 +98,9 @@ def compare(name, backend, dtype, shape, seed=5):
     found = zip(grads, truth_grads, narrow_grads, moved[1:], strict=True)
     for place, (grad, exact, of_dense, move) in enumerate(found):
         assert grad.dtype == dtype
-        assert_close(f"gradient {place}", grad, exact, of_dense, dtype, moved=move)
+        assert_close(
+            f"gradient {place}", grad, exact, of_dense, dtype, moved=move, independent=independent
+        )
 
 
 def test_what_is_kept_of_the_full_width_is_not_taken_for_the_sum(usable):
@@ -206,7 +208,8 @@ def test_short_prefixes(name, widths, backend, monkeypatch, usable):
     usable(backend)
     monkeypatch.setattr(f"{__name__}.WIDTHS", widths)
     for seed in range(3):
-        compare(name, backend, torch.float32, (41, 53, widths[0]), seed)
+        # The dense formula divides the rounding of a gradient of 0: its error says nothing.
+        compare(name, backend, torch.float32, (41, 53, widths[0]), seed, independent=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
