@@ -132,6 +132,7 @@ class GradCache:
             after = _random_state()
             with accumulating(together) as ends:
                 ends = dict(zip(map(id, together), ends, strict=True))
+                own = pull_early(together, own)
                 self._pull(work, states, gradients, own, wrappers, ends, group)
         except BaseException:
             reshard_after_error(together)
@@ -171,7 +172,6 @@ class GradCache:
         """
         failures, learns = Failures(group), False
         last = {id(w): step for step, (encode, *_) in enumerate(work) for w in wrappers[id(encode)]}
-        own = pull_early([w for several in wrappers.values() for w in several], own)
         for step, (encode, part, number, used) in enumerate(work):
             running = wrappers[id(encode)]
             now = [step == last[id(wrapper)] and ends[id(wrapper)] for wrapper in running]

@@ -245,9 +245,10 @@ def parted(own, wrappers, *, everything):
     everything: whether to put all pairs into the first list.
     """
     ids = {id(p) for wrapper in wrappers for p in _parameters(wrapper)}
-    now = [pair for pair in own if everything or id(pair[0]) in ids]
-    taken = {id(p) for p, _ in now}
-    return now, [pair for pair in own if id(pair[0]) not in taken]
+    now, later = [], []
+    for pair in own:
+        (now if everything or id(pair[0]) in ids else later).append(pair)
+    return now, later
 
 
 def pull_early(wrappers, own):

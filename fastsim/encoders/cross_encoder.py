@@ -29,6 +29,7 @@ from fastsim.encoders.names import ModelError
 from fastsim.encoders.tokenized import tokenized
 from fastsim.folders import replaced_folder
 from fastsim.losses import cosent
+from fastsim.precision import compute_dtype
 
 
 def _group_mean(loss):
@@ -86,7 +87,7 @@ class CrossEncoder(nn.Module):
     def forward(self, features):
         """Logits (N,) of the tensors of `tokenize`, in float32 or more."""
         logits = self.model(**features).logits[:, 0]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits.to(compute_dtype(logits))
 
     def score(self, first, second, *, batch_size=32, progress=False):
         """Logits (N,) of paired texts, without a gradient, float32 on the CPU.

@@ -5,6 +5,7 @@ from torch import nn
 
 from fastsim.checks import check_choice, check_flags, int_of
 from fastsim.encoders.names import POOLINGS
+from fastsim.precision import compute_dtype
 
 # The activations of torch.nn that need no arguments, have no weights and keep the shape.
 ACTIVATIONS = (
@@ -36,7 +37,7 @@ def pool(states, mask, pooling="mean", *, tokens=None):
             raise ValueError(
                 f"{name}: wanted shape {shape} as the states, got {tuple(value.shape)}"
             )
-    states = states.to(torch.promote_types(states.dtype, torch.float32))
+    states = states.to(compute_dtype(states))
     if pooling in ("cls", "last"):
         steps = torch.arange(mask.shape[1], device=mask.device)
         real = mask.bool()

@@ -3,7 +3,6 @@
 import copy
 import functools
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from tests.models import texts, tiny_bert
+from tests.rendezvous import rendezvous
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
@@ -295,16 +295,14 @@ def test_gathered_across_devices(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("torch without torch.distributed")
     command = [sys.executable, "-c", textwrap.dedent(PROCESS)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     running = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        arguments = [*command, str(rank), str(tmp_path / "store")]
-        running.append(
-            subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ | place)
-        )
-    errors = [process.communicate(timeout=300)[1] for process in running]
+    with rendezvous(2) as common:
+        for rank in range(2):
+            place = common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            arguments = [*command, str(rank), str(tmp_path / "store")]
+            environment = os.environ | place
+            running.append(
+                subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
+            )
+        errors = [process.communicate(timeout=300)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], "\n".join(errors)[-4000:]

@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import normalize
 
 from fastsim.benchmark.baselines.baseline import Baseline, made
+from fastsim.precision import compute_dtype
 
 
 def theirs():
@@ -21,7 +22,7 @@ def drop_in():
 def _scalar(problem, value):
     """A learnt scalar as a trainer holds it: float32, for float64 features float64."""
     leaf = problem.leaves[0]
-    dtype = torch.promote_types(leaf.dtype, torch.float32)
+    dtype = compute_dtype(leaf)
     return torch.tensor(value, device=leaf.device, dtype=dtype)
 
 

@@ -16,6 +16,7 @@ from fastsim.integrations.sentence_transformers.fused import (
     check_labels,
 )
 from fastsim.losses import triplet_margin
+from fastsim.precision import compute_dtype
 from fastsim.reduce import as_float
 from fastsim.scores import paired_cosine_similarity
 
@@ -37,7 +38,7 @@ class CosineSimilarityLoss(Fused, theirs.CosineSimilarityLoss):
         transformation = self.cos_score_transformation
         cosines = _in_module_dtype(transformation, paired_cosine_similarity(*embeddings))
         cosines = transformation(cosines)
-        labels = labels.to(torch.promote_types(cosines.dtype, torch.float32))
+        labels = labels.to(compute_dtype(cosines))
         return self.loss_fct(cosines, labels)
 
 
