@@ -117,7 +117,7 @@ def test_dtensors_are_the_whole_batch(name, placement, found):
         ("replica beside rows", "candidates: wanted .* sharded by rows, as anchors is"),
         ("plain beside rows", "candidates: .* got a plain tensor; x.full_tensor"),
         ("more columns", "anchors, candidates: wanted .* got 8 in anchors, 10 in candidates"),
-        ("positives", "positives: wanted none"),
+        ("positives", "positives: cannot be combined with DTensors"),
         ("no group", "u: wanted a plain tensor, got a DTensor; x.full_tensor"),
         ("another group", "group: wanted None, or that of the mesh over which .* are sharded"),
         ("scores", "x: wanted a plain tensor, got a DTensor; x.full_tensor"),
