@@ -1,10 +1,10 @@
-"""python -m bench.amx: losses by products of bfloat16 (Intel AMX, AVX512_BF16), beside eager torch.
+"""python -m bench.amx: losses with bfloat16 products (Intel AMX, AVX512_BF16) beside eager torch.
 
-Forward and backward of each loss and dtype, in turns: fastsim, the dense formula in that dtype in
-eager torch, and three bare products of the size of the score matrix, one for the scores and one for
-each gradient. Times are processor seconds of one thread, which what runs beside changes least.
-The errors are relative to float64, of fewer rows, in which float64 can be afforded. Writes
-bench/results/<device>/amx_<dtype>_<rows>.jsonl; `fastsim info` says what is in use.
+Times forward + backward of each loss and dtype in turns: fastsim, the dense formula in eager torch
+in that dtype, and three bare products of the size of the score matrix, one for the scores and one
+for each gradient. Times are processor seconds of one thread, which other programs change least.
+Errors are relative to float64, at fewer rows, where float64 is affordable. Writes
+bench/results/<device>/amx_<dtype>_<rows>.jsonl. `fastsim info` names the instructions in use.
 """
 
 import time
@@ -29,7 +29,7 @@ PRECISIONS = ("highest", "high", "medium")
 BOTH = "forward + backward"
 NAMES = "amx_*"
 OURS, DENSE, BARE = "fastsim", "eager torch", "three products"
-OF_ERRORS = 1024  # rows: of few hundred, a loss is made in float32
+ERROR_ROWS = 1024  # with a few hundred rows a loss is computed in float32
 
 
 def products(problem):
@@ -46,16 +46,16 @@ def products(problem):
 
 def measured(case, dtype, rows, width, seconds):
     """The result rows of one problem; dtype: a name in `DTYPES`."""
-    problem, small = (case.problem(n, width, **problem_in(dtype)) for n in (rows, OF_ERRORS))
+    problem, small = (case.problem(n, width, **problem_in(dtype)) for n in (rows, ERROR_ROWS))
     makers = {OURS: ours("cpu"), DENSE: BASELINES[DENSE]}
     calls = {name: maker.call(problem) for name, maker in makers.items()}
     functions = {name: runnable(call, problem, BOTH) for name, call in calls.items()}
     times = in_turns(
         functions | {BARE: products(problem)}, seconds=seconds, clock=time.process_time
     )
-    for name, found in times.items():
+    for name, rounds in times.items():
         row = {"loss": case.name, "dtype": dtype, "rows": rows, "dim": width, "name": name}
-        row |= {"not measured": found} if isinstance(found, str) else summary(found)
+        row |= {"not measured": rounds} if isinstance(rounds, str) else summary(rounds)
         if name in makers:
             row |= errors(makers[name].call(small), small)
         yield row
@@ -67,15 +67,15 @@ def table(folder):
     for path in sorted((FOLDER / folder).glob(f"{NAMES}.jsonl")):
         about, rows = read(path.stem, folder)
         for loss in dict.fromkeys(row["loss"] for row in rows):
-            of = {row["name"]: row for row in rows if row["loss"] == loss}
-            best = {name: min(row["repeats ms"]) for name, row in of.items()}
-            dtype = of[OURS]["dtype"]
+            by_name = {row["name"]: row for row in rows if row["loss"] == loss}
+            best = {name: min(row["repeats ms"]) for name, row in by_name.items()}
+            dtype, count = by_name[OURS]["dtype"], f"{by_name[OURS]['rows']:,}"
             precision = about["settings"]["precision"] if dtype == "float32" else ""
             lines.append(
                 [
-                    *(loss, dtype, precision, f"{of[OURS]['rows']:,}", milliseconds(best[OURS])),
+                    *(loss, dtype, precision, count, milliseconds(best[OURS])),
                     *(f"{best[name] / best[OURS]:.2f} x" for name in (DENSE, BARE)),
-                    *(f"{of[name]['gradient error']:.1e}" for name in (OURS, DENSE)),
+                    *(f"{by_name[name]['gradient error']:.1e}" for name in (OURS, DENSE)),
                 ]
             )
     errors = [f"{name}'s gradient error" for name in (OURS, DENSE)]
@@ -92,22 +92,23 @@ def table(folder):
     type=click.Choice(PRECISIONS),
     default=PRECISIONS[0],
     show_default=True,
-    help="of float32 products, fastsim's and the others'",
+    help="Precision of all float32 products.",
 )
-@click.option("--seconds", default=6.0, show_default=True, help="of a loss and a dtype")
+@click.option("--seconds", default=6.0, show_default=True, help="Time for each loss and dtype.")
 def main(rows, dim, dtypes, precision, seconds):
     torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(1)
     settings = {"rows": rows, "dim": dim, "seconds": seconds, "precision": precision}
     about = environment("cpu", settings | {"kernels": get("cpu").note()})
     for dtype in dtypes:
-        found = []
+        result = []
         suffix = "" if precision == PRECISIONS[0] else f"_{precision}"
         for name in LOSSES:
             for row in measured(CASES[name], dtype, rows, dim, seconds):
-                found.append(row)
+                result.append(row)
                 click.echo(row)
-            write(f"amx_{dtype}{suffix}_{rows}", found, about)  # with each loss: kept if cut short
+            # After each loss, so that its rows are kept if the run is interrupted.
+            write(f"amx_{dtype}{suffix}_{rows}", result, about)
 
 
 if __name__ == "__main__":

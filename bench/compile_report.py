@@ -1,11 +1,10 @@
-"""What each Triton kernel takes on each architecture, compiled with no GPU present.
+"""The registers, shared memory and spills of each Triton kernel, compiled without a GPU.
 
     python -m bench.compile_report [--architecture sm_90] [--operand float16]
 
-prints registers, shared memory and spills of every kernel x epilogue x operand type, each kernel
-once, with the first case that launches it. The launches are the backend's own: its passes run on
-CPU tensors with a compilation in place of each launch, so block sizes, specialisations and
-constants are those of a GPU.
+prints them for every architecture, kernel, epilogue and operand type. Each kernel appears once,
+with the first case that launches it. The passes of the backend run on CPU tensors, and compile a
+kernel where they would launch it, so block sizes, specialisations and constants are those of a GPU.
 """
 
 import contextlib
@@ -29,21 +28,21 @@ from fastsim.backends.triton.small_batch import WIDEST
 from fastsim.pairs import Guide, Pairs
 from fastsim.tile_loss import TileLoss
 
-# Those that take longest to compile come first, so that all processes end at about the same time.
+# The architectures that take longest to compile come first, so that all processes end together.
 ARCHITECTURES = ("sm_90", "sm_80", "gfx942", "sm_86", "sm_89", "sm_100", "sm_120", "gfx1100")
 OPERANDS = ("float16", "tf32", "float32")
 ROWS, COLUMNS = 200, 300
-# Kinds of which rows with themselves take half the tiles, each for both of its places.
+# Kinds that compute half the tiles for rows compared with themselves, each for two pairs of blocks.
 ALONE = ("softmax", "sigmoid", "squared_error")
 TABLE_NOTE = """spills in bytes (sm) or vector registers (gfx); operands float16 for 16-bit inputs;
 # blocks: resident on a multiprocessor, by registers, shared memory and warps"""
 
 
 class Compiled(NamedTuple):
-    """One kernel of one launch; `spills` in bytes (NVIDIA) or registers (AMD), `blocks` resident on
-    a multiprocessor.
+    """One kernel of one launch.
 
-    hash: Triton's, the same for launches of one kernel.
+    spills: in bytes (NVIDIA) or registers (AMD). blocks: resident on a multiprocessor.
+    hash: from Triton, equal for launches of the same kernel.
     """
 
     kernel: str
@@ -64,7 +63,7 @@ class Compiled(NamedTuple):
 
 
 class _Driver:
-    """Stands for a GPU of one architecture: Triton asks a driver for its target, no more."""
+    """Stands in for the driver of a GPU: Triton only reads its target."""
 
     def __init__(self, architecture):
         from triton.backends.compiler import GPUTarget
@@ -72,7 +71,7 @@ class _Driver:
         if architecture.startswith("sm_"):
             self.target = GPUTarget("cuda", int(architecture[3:]), 32)
         else:
-            # Those for data centres have warps of 64 threads.
+            # AMD's architectures for data centres (gfx9) have warps of 64 threads.
             self.target = GPUTarget("hip", architecture, 64 if architecture[3] == "9" else 32)
 
     def get_current_target(self):
@@ -87,7 +86,7 @@ class _Driver:
 
 @contextlib.contextmanager
 def pretending(architecture):
-    """Within the block Triton and the backend take the machine for one with such a GPU."""
+    """A context in which Triton and the backend act as on a machine with such a GPU."""
     from triton.runtime import driver
 
     from fastsim.backends.triton.kernels import lists, operands, small_batch, table, tile_launches
@@ -100,7 +99,7 @@ def pretending(architecture):
         for kernel in vars(module).values()
         if hasattr(kernel, "device_caches")
     ]
-    real = driver._active  # not `active`, which without a GPU raises
+    real = driver._active  # `active` raises without a GPU
     driver.set_active(_Driver(architecture))
     for module in asking:
         module.architecture = lambda device: architecture
@@ -118,20 +117,23 @@ def pretending(architecture):
 
 @contextlib.contextmanager
 def recording(architecture):
-    """Within the block every launch is compiled for the architecture; yields the list of them."""
+    """A context in which kernels are compiled for the architecture instead of launched.
+
+    Yields the list of their launches: (kernel, constants, compiled kernel).
+    """
     from fastsim.backends.triton.kernels import launching
 
-    found = []
+    launches = []
 
     def compile_only(kernel, grid, arguments, constants):
-        found.append((kernel, constants, kernel.warmup(*arguments, grid=grid, **constants)))
+        launches.append((kernel, constants, kernel.warmup(*arguments, grid=grid, **constants)))
 
-    kept, launching.run = launching.run, compile_only
+    run, launching.run = launching.run, compile_only
     try:
         with pretending(architecture):
-            yield found
+            yield launches
     finally:
-        launching.run = kept
+        launching.run = run
 
 
 def resources(compiled):
@@ -153,16 +155,16 @@ def resources(compiled):
         tool = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin]
         usage = subprocess.run(tool, check=True, capture_output=True, text=True).stdout
     registers = int(re.search(r"REG:(\d+)", usage)[1])
-    # Spilled registers live on the stack, and these kernels have nothing else there.
+    # Registers spill to the stack, on which these kernels have nothing else.
     spills = int(re.search(r"STACK:(\d+)", usage)[1])
     return registers, shared, spills, compiled.asm["ptx"]
 
 
 def blocks_of(architecture, registers, compiled):
-    """How many blocks of a compiled kernel a multiprocessor holds at a time."""
-    given = compiled.metadata
-    columns = getattr(given, "tmem_size", None) or 0
-    return resident(architecture, registers, given.shared, given.num_warps, columns)
+    """The number of blocks of a compiled kernel that a multiprocessor holds at a time."""
+    metadata = compiled.metadata
+    columns = getattr(metadata, "tmem_size", None) or 0
+    return resident(architecture, registers, metadata.shared, metadata.num_warps, columns)
 
 
 # ---- the launches ----
@@ -173,7 +175,7 @@ def _integers(count, below=9):
 
 
 def tiles():
-    """(name, `TileLoss`) of every epilogue with every kind of pairs that it meets."""
+    """(name, `TileLoss`) of every epilogue with every kind of pairs that it serves."""
     scale, bias = torch.tensor(20.0), torch.tensor(-10.0)
     positives = Pairs(torch.arange(ROWS))
     excluding = Pairs(torch.arange(ROWS), _integers(ROWS), _integers(COLUMNS))
@@ -215,7 +217,7 @@ def tiles():
 
 
 def run_forward(tile, dtype, columns=None, depth=2048):
-    """The forward pass of rows with so many columns, or with themselves."""
+    """The launches of a forward pass over this many columns; None: of the rows with themselves."""
     backend = TritonBackend()
     unit = backend.tile_rows(torch.randn(ROWS, depth, dtype=dtype))[0]
     others = unit
@@ -225,7 +227,10 @@ def run_forward(tile, dtype, columns=None, depth=2048):
 
 
 def run_tile(tile, dtype, depth=768, rows="tile_rows"):
-    """Every launch of a tile loss for inputs of that dtype; rows: what makes operands of them."""
+    """Every launch of a tile loss for inputs of that dtype.
+
+    rows: the name of the backend's method that makes operands of the inputs.
+    """
     backend = TritonBackend()
     unit_x = getattr(backend, rows)(torch.randn(ROWS, depth, dtype=dtype))[0]
     unit_y = getattr(backend, rows)(torch.randn(COLUMNS, depth, dtype=dtype))[0]
@@ -273,47 +278,46 @@ def run_small(dtype, depth=768):
         (TileLoss("semi-hard_triplet", excluding, margin=0.2), y, 1.0),
     ):
         self_similarity = right is None
-        given = x, right, scale, -10.0, 0.5
-        loss, *found = backend.in_one_call(tile, *given, (True, not self_similarity))
+        inputs = x, right, scale, -10.0, 0.5
+        loss, *saved = backend.in_one_call(tile, *inputs, (True, not self_similarity))
         needs_grad = (True, not self_similarity, False, False)
-        backend.one_call_gradients(tile, loss, found, given, needs_grad, dtype)
+        backend.one_call_gradients(tile, loss, saved, inputs, needs_grad, dtype)
 
 
 @contextlib.contextmanager
 def operand(name):
-    """The dtype of the inputs that have these operands, with the global precision they need."""
-    kept = torch.get_float32_matmul_precision()
+    """A context with the float32 precision of these operands; yields the dtype of the inputs."""
+    previous = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     try:
         yield torch.bfloat16 if name == "float16" else torch.float32
     finally:
-        torch.set_float32_matmul_precision(kept)
+        torch.set_float32_matmul_precision(previous)
 
 
 def compile_case(architecture, operand_name, case):
     """[Compiled] of the launches of a case, each kernel once."""
-    with recording(architecture) as found, operand(operand_name) as dtype:
+    with recording(architecture) as launches, operand(operand_name) as dtype:
         calls()[case](dtype)
-    seen = {}
-    for kernel, constants, compiled in found:
-        if compiled.hash in seen:
+    kernels = {}
+    for kernel, constants, compiled in launches:
+        if compiled.hash in kernels:
             continue
         epilogue = constants["EPILOGUE"].fn.__name__ if "EPILOGUE" in constants else ""
         row = (kernel.fn.__name__, epilogue, case, operand_name, architecture)
         registers, shared, spills, assembly = resources(compiled)
         row += registers, shared, spills, compiled.metadata.num_warps
         blocks = blocks_of(architecture, registers, compiled)
-        seen[compiled.hash] = Compiled(*row, blocks, compiled.hash, assembly)
-    return list(seen.values())
+        kernels[compiled.hash] = Compiled(*row, blocks, compiled.hash, assembly)
+    return list(kernels.values())
 
 
 @contextlib.contextmanager
 def compiling(cases):
-    """{(architecture, operand): futures of `compile_case` of each of its cases}.
+    """A context that yields {(architecture, operand): futures of `compile_case` for its cases}.
 
-    cases: {(architecture, operand): names of cases}. On as many cores as torch has threads.
-
-    A kernel of several cases is compiled by the first and found in Triton's cache by the others.
+    cases: {(architecture, operand): names of cases}. They are compiled on as many cores as torch
+    has threads. A kernel of several cases is compiled once, as Triton has a cache.
     """
     pool = ProcessPoolExecutor(torch.get_num_threads(), multiprocessing.get_context("spawn"))
     try:
@@ -327,32 +331,32 @@ def compiling(cases):
 
 @functools.cache
 def calls():
-    """{case: function of a dtype} that together make every launch."""
-    of_pairs = dict(tiles())
-    made = {name: functools.partial(run_tile, tile) for name, tile in of_pairs.items()}
+    """{case: function of a dtype} of all cases, which together launch every kernel."""
+    tile_losses = dict(tiles())
+    cases = {name: functools.partial(run_tile, tile) for name, tile in tile_losses.items()}
     square = Pairs(dense=torch.zeros(ROWS, ROWS, dtype=torch.bfloat16))
     for kind in ALONE:
         tile = TileLoss(kind, square, *torch.tensor([20.0, -10.0]))
-        made[f"{kind} alone"] = functools.partial(run_forward, tile)
-    made["positives, dot"] = functools.partial(made["positives"], rows="dot_rows")
-    made["exclude, 128"] = functools.partial(made["exclude"], depth=128)
-    # So deep that every architecture keeps scores.
+        cases[f"{kind} alone"] = functools.partial(run_forward, tile)
+    cases["positives, dot"] = functools.partial(cases["positives"], rows="dot_rows")
+    cases["exclude, 128"] = functools.partial(cases["exclude"], depth=128)
+    # Deep enough for every architecture to keep scores.
     for name in ("exclude", "multi_positive"):
-        made[f"{name}, 2048"] = functools.partial(made[name], depth=2048)
-    made["rows"] = run_rest
+        cases[f"{name}, 2048"] = functools.partial(cases[name], depth=2048)
+    cases["rows"] = run_rest
     for name in ("positives", "sigmoid groups"):
-        tile, sizes = of_pairs[name], {"columns": COLUMNS, "depth": 768}
-        made[f"{tile.kind} forward"] = functools.partial(run_forward, tile, **sizes)
-    made["small batch"] = run_small
-    return made
+        tile, sizes = tile_losses[name], {"columns": COLUMNS, "depth": 768}
+        cases[f"{tile.kind} forward"] = functools.partial(run_forward, tile, **sizes)
+    cases["small batch"] = run_small
+    return cases
 
 
 @click.command()
 @click.option("--architecture", "architectures", multiple=True, default=ARCHITECTURES)
 @click.option("--operand", "operands", multiple=True, default=OPERANDS)
-@click.option("--case", "cases", multiple=True, help="Of `calls`; by default all.")
+@click.option("--case", "cases", multiple=True, help="Case to compile. Default: all.")
 def main(architectures, operands, cases):
-    """The table of all kernels."""
+    """Print the table of all kernels."""
     import triton
 
     click.echo(f"# Triton {triton.__version__}, {TABLE_NOTE}")

@@ -1,11 +1,10 @@
-"""What each CUDA kernel takes: registers, shared memory, local memory, by architecture, and how
-many blocks of it a multiprocessor holds.
+"""The registers and memory of each CUDA kernel, and the blocks that a multiprocessor holds.
 
     python -m bench.cuda_report [--library fastsim/_lib/cuda.so]
 
-reads the built library with cuobjdump, so no GPU has to be there. Architectures that it has no code
-for take its PTX, which a driver compiles; here ptxas does. Local memory is where registers spill; a
-kernel that another engine serves on an architecture is left out.
+reads the built library with cuobjdump, and needs no GPU. For architectures without code in the
+library ptxas compiles its PTX, as a driver would. Registers spill to local memory. A kernel is left
+out on an architecture where another engine takes its place.
 """
 
 import functools
@@ -24,14 +23,14 @@ import click
 from bench.multiprocessors import resident
 from fastsim.backends.cuda.backend import LIBRARY
 
-EMPTY = 8  # registers: a kernel without code has fewer
+EMPTY = 8  # a kernel without code has fewer registers
 BY_PTX = ("sm_86", "sm_89", "sm_100", "sm_120")  # code for sm_80 serves the first two too
-WARPS = {"hopper": 12, "portable": 8}  # of a block of tiles
-DYNAMIC = {"hopper": 204 << 10, "portable": 48 << 10}  # bytes of shared memory beside the kernel's
+WARPS = {"hopper": 12, "portable": 8}  # of a block that computes tiles
+DYNAMIC = {"hopper": 204 << 10, "portable": 48 << 10}  # bytes of dynamic shared memory of a block
 
 
 class Kernel(NamedTuple):
-    """One kernel on one architecture; bytes of shared, stack and local memory."""
+    """One kernel on one architecture; shared, stack and local memory in bytes."""
 
     architecture: str
     engine: str
@@ -44,11 +43,12 @@ class Kernel(NamedTuple):
 
     @property
     def tiles(self):
+        """Whether the kernel computes tiles."""
         return self.engine in ("hopper", "portable")
 
     @property
     def blocks(self):
-        """Of tiles, how many a multiprocessor holds at a time."""
+        """The number of blocks that a multiprocessor holds at a time, for a kernel of tiles."""
         shared = self.shared + DYNAMIC[self.engine]
         architecture = self.architecture.rstrip("a")
         return resident(architecture, self.registers, shared, WARPS[self.engine])
@@ -56,13 +56,13 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def tool(name):
-    """The path of a tool: the toolkit's, or the one that comes with Triton; None without either."""
-    if found := shutil.which(name):
-        return found
+    """The path of a tool of the CUDA toolkit or of Triton, or None."""
+    if path := shutil.which(name):
+        return path
     if nvcc := shutil.which("nvcc"):
-        beside = Path(nvcc).resolve().parent / name
-        if beside.exists():
-            return str(beside)
+        path = Path(nvcc).resolve().parent / name
+        if path.exists():
+            return str(path)
     if spec := importlib.util.find_spec("triton"):
         path = Path(spec.origin).parent / "backends/nvidia/bin" / name
         return str(path) if path.exists() else None
@@ -70,14 +70,14 @@ def tool(name):
 
 
 def dump(*options, library=LIBRARY, folder=None):
-    """What cuobjdump prints."""
+    """The output of cuobjdump."""
     command = [tool("cuobjdump"), *options, str(Path(library).resolve())]
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
 
 
 def kernels_by_ptx(architectures=BY_PTX, library=LIBRARY):
-    """[Kernel] of the library's PTX, compiled for architectures; some minutes."""
-    found = []
+    """[Kernel] of the library's PTX, compiled for these architectures; takes some minutes."""
+    result = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         dump("--extract-ptx", "all", library=library, folder=folder)
 
@@ -90,34 +90,34 @@ def kernels_by_ptx(architectures=BY_PTX, library=LIBRARY):
         sources = sorted(Path(folder).glob("*.ptx"))
         pairs = [(a, source) for a in architectures for source in sources]
         for part in pool.map(lambda pair: compiled(*pair), pairs):
-            found += part
-    return found
+            result += part
+    return result
 
 
 def kernels(library=LIBRARY, architecture=""):
-    """[Kernel] of everything in the library that has code.
+    """[Kernel] of all code in the library.
 
-    architecture: of a file that holds code for one, which does not name it.
+    architecture: that of a file with code for a single one, which the file does not name.
     """
-    found = []
+    result = []
     lines = dump("--dump-resource-usage", library=library).splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if match := re.match(r"arch = (\S+)", line):
             architecture = match[1]
         if match := re.match(r"\s*Function (\S+):", line):
             numbers = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", following))
-            taken = [int(numbers[key]) for key in ("REG", "SHARED", "STACK", "LOCAL")]
-            if taken[0] >= EMPTY:
-                found.append(Kernel(architecture, *_names(match[1]), *taken))
-    return found
+            resources = [int(numbers[key]) for key in ("REG", "SHARED", "STACK", "LOCAL")]
+            if resources[0] >= EMPTY:
+                result.append(Kernel(architecture, *_names(match[1]), *resources))
+    return result
 
 
 def _names(symbol):
-    """(engine, product, epilogue) of a mangled name: identifiers follow their lengths."""
-    words, at = [], 0
-    while match := re.compile(r"\d+").search(symbol, at):
-        at = match.end() + int(match[0])
-        words.append(symbol[match.end() : at])
+    """(engine, product, epilogue) of a mangled name, where each identifier follows its length."""
+    words, end = [], 0
+    while match := re.compile(r"\d+").search(symbol, end):
+        end = match.end() + int(match[0])
+        words.append(symbol[match.end() : end])
     if "hopper_tiles" in words:
         return "hopper", "Half", words[words.index("hopper_tiles") + 1]
     if "portable_tiles" in words:
@@ -129,9 +129,9 @@ def _names(symbol):
 @click.command()
 @click.option("--library", default=LIBRARY, type=click.Path(path_type=Path))
 def main(library):
-    """The table of all kernels."""
+    """Print the table of all kernels."""
     if not library.exists():
-        raise click.ClickException(f"{library} is not there; FASTSIM_BUILD=cuda builds it")
+        raise click.ClickException(f"{library} does not exist; FASTSIM_BUILD=cuda builds it")
     for name in ("cuobjdump", "ptxas"):
         if tool(name) is None:
             raise click.ClickException(f"no {name}; it comes with the CUDA toolkit and with Triton")

@@ -1,6 +1,6 @@
-"""Drop-in losses that no function of fastsim stands for alone: cases and peers for bench/parity.py.
+"""Cases and peers for bench/parity.py: drop-in losses without a single function in fastsim.
 
-The adapters of fastsim/benchmark/baselines cover the others.
+The adapters of fastsim/benchmark/baselines cover the other drop-in losses.
 """
 
 import importlib
@@ -8,13 +8,13 @@ import importlib
 import torch
 
 from fastsim.benchmark.baselines import pytorch_metric_learning, sentence_transformers
-from fastsim.benchmark.baselines.baseline import Baseline, made
-from fastsim.benchmark.baselines.sentence_transformers import Given
+from fastsim.benchmark.baselines.baseline import Baseline, with_library
+from fastsim.benchmark.baselines.sentence_transformers import IdentityEncoder
 from fastsim.benchmark.cases import MEMBERS, Case
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 CLASSES = 3
-# Losses of pytorch-metric-learning against class weights, and what they call these: W is (D, C),
+# Losses of pytorch-metric-learning with class weights, and their name for these: W is (D, C),
 # proxies are (C, D).
 CLASS_LOSSES = {
     "NormalizedSoftmaxLoss": "W",
@@ -42,25 +42,25 @@ def _classified(rows, width, generator):
     return leaves, (torch.randint(0, CLASSES, (rows,), generator=generator),)
 
 
-def _by_class(weights, learnt):
-    """Class weights (C, D), or the other way round: the weights of a loss that has such."""
-    return weights.t() if learnt == "W" else weights
+def _in_layout(weights, name):
+    """Class weights (C, D) in the layout of the parameter `name`, or back from it."""
+    return weights.t() if name == "W" else weights
 
 
 def labelled(name, rows, classes, width, generator):
-    """([embeddings (rows, width), class weights as that loss has them], (labels,))."""
+    """([embeddings (rows, width), class weights in the layout of the loss], (labels,))."""
     leaves = [torch.randn(count, width, generator=generator) for count in (rows, classes)]
-    leaves[1] = _by_class(leaves[1], CLASS_LOSSES[name]).contiguous()
+    leaves[1] = _in_layout(leaves[1], CLASS_LOSSES[name]).contiguous()
     return leaves, (torch.randint(0, classes, (rows,), generator=generator),)
 
 
 def _as_many_classes(name):
-    """make(rows, width, generator) of as many classes as rows."""
+    """make(rows, width, generator) with as many classes as rows."""
     return lambda rows, width, generator: labelled(name, rows, rows, width, generator)
 
 
 def _guided(columns):
-    """Embeddings, and a guide whose cosines are 0 or 1: rounding decides nothing it leaves out."""
+    """Embeddings, and a guide with cosines 0 or 1, whose decisions rounding does not change."""
 
     def make(rows, width, generator):
         leaves, _ = _columns(columns)(rows, width, generator)
@@ -71,31 +71,33 @@ def _guided(columns):
 
 
 def _embedded(name, **fixed):
-    """make(library, problem) of a sentence-transformers loss of embeddings."""
+    """make(library, problem) for a loss of sentence-transformers on embeddings and labels."""
 
     def make(library, problem):
-        loss = getattr(library(), name)(Given(), **fixed, **problem.options)
+        loss = getattr(library(), name)(IdentityEncoder(), **fixed, **problem.options)
         return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), *problem.arguments)
 
     return make
 
 
 def _ranking(**fixed):
-    """The same without labels, which a ranking does not look at."""
+    """make(library, problem) for a ranking loss, which ignores labels."""
 
     def make(library, problem):
         name = "MultipleNegativesRankingLoss"
-        loss = getattr(library(), name)(Given(), **fixed, **problem.options)
+        loss = getattr(library(), name)(IdentityEncoder(), **fixed, **problem.options)
         return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), None)
 
     return make
 
 
 def _gist(name):
-    """make(library, problem) of a loss with a guide."""
+    """make(library, problem) for a loss with a guide."""
 
     def make(library, problem):
-        loss = getattr(library(), name)(Given(), Given("guides"), **problem.options)
+        loss = getattr(library(), name)(
+            IdentityEncoder(), IdentityEncoder("guides"), **problem.options
+        )
 
         def call(*leaves):
             (guides,) = problem.arguments
@@ -108,33 +110,33 @@ def _gist(name):
 
 
 def _mega_batch(library, problem):
-    loss = library().MegaBatchMarginLoss(Given())
+    loss = library().MegaBatchMarginLoss(IdentityEncoder())
     return lambda x, y: loss.calculate_loss([[x], [y]])
 
 
 def _spread_out(library, problem):
-    loss = library().GlobalOrthogonalRegularizationLoss(Given())
+    loss = library().GlobalOrthogonalRegularizationLoss(IdentityEncoder())
     return lambda x: sum(loss.compute_loss_from_embeddings([x]).values())
 
 
 def _tension(library, problem):
-    """Two encoders that give the two columns."""
-    loss = library().ContrastiveTensionLossInBatchNegatives(Given(), **problem.options)
-    loss.model1, loss.model2 = Given("one"), Given("other")
+    """Contrastive tension, whose two encoders return the two columns."""
+    loss = library().ContrastiveTensionLossInBatchNegatives(IdentityEncoder(), **problem.options)
+    loss.model1, loss.model2 = IdentityEncoder("one"), IdentityEncoder("other")
     loss.to(problem.leaves[0].dtype)
     return lambda one, other: loss([{"one": one, "other": other}], None)
 
 
 def _softmax(library, problem):
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # the weights are the loss's own
-        loss = library().SoftmaxLoss(Given(), problem.leaves[0].shape[1], CLASSES)
+        torch.manual_seed(0)  # for the initial weights of the loss
+        loss = library().SoftmaxLoss(IdentityEncoder(), problem.leaves[0].shape[1], CLASSES)
     loss.to(problem.leaves[0].dtype)
     return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], *problem.arguments)
 
 
 def _grouping(name):
-    """make(library, problem) of a pytorch-metric-learning loss of embeddings and groups."""
+    """make(library, problem) for a loss of pytorch-metric-learning on embeddings and groups."""
 
     def make(library, problem):
         loss = getattr(library(), name)(**problem.options)
@@ -144,16 +146,17 @@ def _grouping(name):
 
 
 def of_classes(name):
-    """make(library, problem) of a loss of embeddings and class weights, laid out as it has them."""
+    """make(library, problem) for a loss on embeddings and class weights in its layout."""
 
     def make(library, problem):
-        weights, learnt = problem.leaves[1], CLASS_LOSSES[name]
-        with torch.random.fork_rng():  # weights of its own, which ours replace, are drawn
-            loss = getattr(library(), name)(*_by_class(weights, learnt).shape, **problem.options)
-        delattr(loss, learnt)
+        weights, parameter = problem.leaves[1], CLASS_LOSSES[name]
+        with torch.random.fork_rng():  # the loss draws initial weights, which are replaced
+            shape = _in_layout(weights, parameter).shape
+            loss = getattr(library(), name)(*shape, **problem.options)
+        delattr(loss, parameter)
 
         def call(x, weights):
-            setattr(loss, learnt, weights)
+            setattr(loss, parameter, weights)
             return loss(x, *problem.arguments)
 
         return call
@@ -162,7 +165,7 @@ def of_classes(name):
 
 
 def _mined(library, problem):
-    """The triplets of the package's miner, beside its losses."""
+    """The triplet margin loss on triplets of the miner in the same package."""
     losses = library()
     package, _, _ = losses.__name__.rpartition(".")
     miner = importlib.import_module(f"{package}.miners").BatchHardMiner()
@@ -171,7 +174,7 @@ def _mined(library, problem):
 
 
 def _remembered(library, problem):
-    """The second half of the batch against all of it, the first kept from a step before."""
+    """CrossBatchMemory: a step with the first half of the batch, then one with the second half."""
     losses = library()
     x = problem.leaves[0]
     groups = problem.arguments[0] % (1 + len(x) // (2 * MEMBERS))  # halves share groups
@@ -212,14 +215,17 @@ _METRICS |= {name: (_as_many_classes(name), {}, of_classes(name)) for name in CL
 
 
 def _pairs(library, losses):
-    """[(Case, Baseline)] of a package's losses."""
+    """Yields (Case, Baseline) of the losses of a package.
+
+    library: its module in fastsim/benchmark/baselines.
+    """
     package = library.BASELINE.package
     for name, (make, options, adapter) in losses.items():
-        replaced = made({name: adapter}, library.drop_in)
-        theirs = made({name: adapter}, library.theirs)
+        drop_in = with_library({name: adapter}, library.drop_in)
+        theirs = with_library({name: adapter}, library.theirs)
         yield (
             Case(name, None, make, options),
-            Baseline(library.BASELINE.name, package, theirs, drop_in=replaced),
+            Baseline(library.BASELINE.name, package, theirs, drop_in=drop_in),
         )
 
 

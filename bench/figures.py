@@ -1,6 +1,6 @@
-"""The figures of README.md and bench/README.md, made from result files and nothing else.
+"""The figures of README.md and bench/README.md, made from result files alone.
 
-Each PNG carries the hash of the files that it was drawn from, so that a test can tell a stale one.
+Each PNG holds the hash of the files that it was drawn from, so that a test can detect a stale one.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from bench.results import FOLDER, parts
 from fastsim.benchmark import model
 from fastsim.benchmark.baselines import BASELINES
 from fastsim.benchmark.cases import CASES
-from fastsim.benchmark.found import Found
+from fastsim.benchmark.measurements import Measurements
 
 WIDTH = 384
 HEADLINES = ("info_nce", "info_nce symmetric", "siglip", "full_triplet")
@@ -19,30 +19,30 @@ OTHERS = (
     *("#c2185b", "#8d9b2e", "#2e4fb0", "#a04000", "#c9a27e", "#e57373"),
 )
 PROCESSES = (1, 8, 64)
-LINK = 25e9  # bytes per second between processes, stated: a 200 Gbit/s network
+LINK = 25e9  # bytes per second between processes, assumed: a 200 Gbit/s network
 SOURCE = "Source"  # the key of the hash among the PNG's texts
 
 
 def source(folder):
-    """Hash of the result files that a device's figures are drawn from."""
+    """The hash of the result files from which the figures of a device are drawn."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in parts(folder))).hexdigest()
 
 
 def draw(folder, run):
-    """Every figure that the run has points for, in bench/results/<folder>/; [(file, what)].
+    """[(file, title)] of the figures that were drawn in bench/results/<folder>/.
 
-    None of a run without times.
+    run: (environment, rows). A figure without points is left out; so are all if nothing was timed.
     """
     import matplotlib
 
     matplotlib.use("Agg")
-    found, drawn = Found(*run), []
-    for name, (function, what) in FIGURES.items() if found.times else ():
-        figure = function(found)
+    measurements, drawn = Measurements(*run), []
+    for name, (function, title) in FIGURES.items() if measurements.times else ():
+        figure = function(measurements)
         if figure is not None:
             metadata = {SOURCE: source(folder)}
             figure.savefig(FOLDER / folder / f"{name}.png", dpi=110, metadata=metadata)
-            drawn.append((f"{name}.png", what))
+            drawn.append((f"{name}.png", title))
     return drawn
 
 
@@ -56,8 +56,9 @@ def _axes(count, title=None):
 
 
 def _style(names):
-    """{name: (colour, width of the line)}: fastsim's backends stand out; a baseline has one colour
-    in every figure."""
+    """{name: (colour, line width)}. fastsim's lines are wider; a baseline keeps its colour in all
+    figures.
+    """
     ours = [name for name in names if name.startswith("fastsim ") and name != "fastsim eager"]
     others = [name for name in names if name not in ours]
     return {name: (OURS[k % len(OURS)], 2.4) for k, name in enumerate(ours)} | {
@@ -66,36 +67,37 @@ def _style(names):
 
 
 def _place(name):
-    """The place of a baseline among all; what is none comes after them."""
+    """The index of a baseline among all baselines; other names come last."""
     return [*BASELINES, name].index(name)
 
 
 def _lines(axis, curves):
-    """Log-log curves {name: {x: y}}."""
-    for name, (colour, wide) in _style(curves).items():
+    """Draws curves {name: {x: y}} with logarithmic axes."""
+    for name, (colour, line_width) in _style(curves).items():
         points = sorted(curves[name].items())
-        axis.plot(*zip(*points, strict=True), "o-", ms=3, lw=wide, color=colour, label=name)
+        axis.plot(*zip(*points, strict=True), "o-", ms=3, lw=line_width, color=colour, label=name)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.grid(alpha=0.25)
     axis.legend(fontsize=7)
 
 
-def _times(found, loss, width=WIDTH):
+def _times(measurements, loss, width=WIDTH):
+    """{name: {N: milliseconds}} of a loss at one width, forward + backward."""
     curves = {}
-    for place, name, rows, wide, which in found.times:
-        if (place, wide, which) == (loss, width, "forward + backward"):
-            best = found.best(loss, name, rows, width)
+    for timed_loss, name, rows, timed_width, which in measurements.times:
+        if (timed_loss, timed_width, which) == (loss, width, "forward + backward"):
+            best = measurements.best(loss, name, rows, width)
             curves.setdefault(name, {})[rows] = best
     return curves
 
 
-def _time_panel(axis, found, loss):
-    _lines(axis, _times(found, loss))
+def _time_panel(axis, measurements, loss):
+    _lines(axis, _times(measurements, loss))
     floor = {
-        rows: CASES[loss].flop(rows, wide) / (1e6 * rate)
-        for (rows, wide), rate in sorted(found.rates.items())
-        if wide == WIDTH
+        rows: CASES[loss].flop(rows, width) / (1e6 * rate)
+        for (rows, width), rate in sorted(measurements.rates.items())
+        if width == WIDTH
     }
     axis.plot(*zip(*floor.items(), strict=True), "k:", lw=1, label="bare products")
     axis.legend(fontsize=7)
@@ -104,20 +106,20 @@ def _time_panel(axis, found, loss):
     axis.set_title(f"{loss}, D = {WIDTH}", fontsize=10)
 
 
-def time_and_memory(found):
+def time_and_memory(measurements):
     figure, (left, right) = _axes(2)
-    _time_panel(left, found, "info_nce")
+    _time_panel(left, measurements, "info_nce")
     curves = {}
-    for (loss, name, rows, _), rise in found.memory.items():
+    for (loss, name, rows, _), rise in measurements.memory.items():
         if loss == "info_nce":
             curves.setdefault(name, {})[rows] = max(rise, 1.0)
     _lines(right, curves)
-    limit = found.about["settings"].get("memory_limit")
+    limit = measurements.about["settings"].get("memory_limit")
     failed = {}
-    for (measure, loss, name, rows, _), why in found.why.items():
+    for (measure, loss, name, rows, _), why in measurements.why.items():
         if (measure, loss) == ("memory", "info_nce") and why.startswith("out of memory"):
             failed[name] = min(rows, failed.get(name, rows))
-    # Marks at one place lie upon one another: the first is the largest, so that all are seen.
+    # Marks at the same place overlap: the first is the largest, so that all can be seen.
     for size, (name, rows) in zip(range(4 + 5 * len(failed), 0, -5), failed.items(), strict=False):
         colour, _ = _style([name])[name]
         right.plot([rows], [1024 * limit], "x", ms=size, mew=2, color=colour)
@@ -131,16 +133,16 @@ def time_and_memory(found):
     return figure
 
 
-def losses(found):
+def losses(measurements):
     figure, axes = _axes(3)
     for axis, loss in zip(axes, HEADLINES[1:], strict=True):
-        _time_panel(axis, found, loss)
+        _time_panel(axis, measurements, loss)
     return figure
 
 
-def error(found):
+def error(measurements):
     curves = {}
-    for row in found.rows:
+    for row in measurements.rows:
         if row["measure"] == "error" and row["loss"] == "info_nce" and "gradient error" in row:
             curve = curves.setdefault(row["implementation"], {})
             curve[row["options"]["temperature"]] = max(row["gradient error"], 1e-9)
@@ -155,9 +157,9 @@ def error(found):
     return figure
 
 
-def scaling(found):
+def scaling(measurements):
     try:
-        rates = model.rates_of(found.about, found.rows, link=LINK)
+        rates = model.rates_of(measurements.about, measurements.rows, link=LINK)
     except ValueError:
         return None
     figure, (axis,) = _axes(1)
@@ -166,7 +168,7 @@ def scaling(found):
         label = "model" if processes == 1 else f"model, {processes} such processes"
         curve = [model.seconds("info_nce", n, WIDTH, rates, processes=processes) for n in sizes]
         axis.plot(sizes, curve, line, color="0.3", lw=1.2, label=label)
-    points = [p for p in model.errors(found.about, found.rows) if p[0] == "info_nce"]
+    points = [p for p in model.errors(measurements.about, measurements.rows) if p[0] == "info_nce"]
     points = {rows: measured for _, rows, width, measured, _ in points if width == WIDTH}
     axis.plot(*zip(*points.items(), strict=True), "o", color=OURS[0], label="measured")
     axis.set_xscale("log", base=2)

@@ -1,19 +1,19 @@
-"""The whole GPU session in one command: is it right, is it repeatable, how fast is it.
+"""A whole GPU session in one command: whether losses are correct and repeatable, and how fast.
 
     python -m bench.gpu [--minutes 8] [--backend triton] [--loss info_nce] [--out FILE]
 
-1. Checks: every loss against float64 at N = 4096 and on ragged sizes, in float32, tf32, float16 and
-   bfloat16; two runs bit for bit; a run captured in a CUDA graph. Several processes share the GPU,
-   since most of this is compilation, whose results the next stage finds on the disk.
+1. Checks: every loss against float64 at N = 4096 and at ragged sizes, in float32, tf32, float16 and
+   bfloat16; two runs, compared bit for bit; a run captured in a CUDA graph. Several processes share
+   the GPU, since most of the time goes to compilation, whose results the next stage finds on disk.
 2. Times and peak memory of forward + backward from N = 512 to 65,536, D = 768, bfloat16, in turns
-   with the baselines of fastsim/benchmark/baselines, each with its share of the ceiling: the
-   library's square product, measured first. Headlines at all sizes come before other losses.
+   with the baselines of fastsim/benchmark/baselines. Each has its share of the ceiling, the
+   library's square product, which is measured first. Headline losses come before other losses.
 3. info_nce at N = 1,048,576.
 
-Every stage has its share of the minutes, and what does not fit in it is a row that says so, as is
-all that fails: nothing ends the session (see bench/workers.py). Rows are those of `fastsim bench`,
-which shows them by `--from`; they are in bench/results/<device>/gpu.jsonl as soon as there are any.
-`--device cpu` with small sizes runs all of it but graphs and memory.
+Every stage has a share of the minutes. A measurement that does not fit or fails becomes a row that
+says so; none ends the session (bench/workers.py). The rows are those of `fastsim bench`, whose
+option `--from` shows them. They are written to bench/results/<device>/gpu.jsonl as they come.
+`--device cpu` with small sizes runs everything except graphs and memory.
 """
 
 import functools
@@ -44,13 +44,13 @@ COMPILER = "torch.compile"
 CHECKS = ("error", "repeats", "captures")
 # Where the stages end, as shares of the minutes.
 CHECKED, TIMED, DONE = 0.4, 0.8, 1.0
-CHECK_SECONDS, TIME_SECONDS = 100, 90  # that one task of a stage may take: it hangs
+CHECK_SECONDS, TIME_SECONDS = 100, 90  # a task of a stage that takes longer hangs
 ROUNDS_SECONDS = 0.5  # for the rounds of all contestants at one size
-LONGEST = 4.0  # seconds of a call that is made; a longer one is foretold from smaller sizes
+LONGEST = 4.0  # a call that is expected to take more seconds, by smaller sizes, is skipped
 
 
 def kernels(device):
-    """The backends that serve tensors of the device here, the dense formulas left out."""
+    """The backends that serve tensors on the device, without the dense formulas (eager)."""
     probe = torch.empty(1, device=device)
     return [
         name
@@ -60,7 +60,7 @@ def kernels(device):
 
 
 def check_tasks(settings, checked, ragged):
-    """Every check of every loss and backend, and the compilations that the times need."""
+    """Every check of every loss and backend, and the compilations that the timed calls need."""
     device, (width,) = settings.device, settings.dims
     checks = (gpu_checks.repeats, gpu_checks.captures)[: 2 if device == "cuda" else 1]
     for case in settings.cases:
@@ -69,15 +69,15 @@ def check_tasks(settings, checked, ragged):
             about = {"measure": "compilation", "loss": case.name, "implementation": COMPILER}
             yield Task(about, gpu_times.compile_ahead, ahead)
         for backend in settings.backends:
-            of = functools.partial(gpu_checks.row_of, loss=case.name, backend=backend)
+            row = functools.partial(gpu_checks.row_of, loss=case.name, backend=backend)
             for shape in ((checked, checked, width), ragged):
                 place = dict(zip(("rows", "columns", "width"), shape, strict=True))
                 for operand in OPERANDS:
                     arguments = gpu_checks.error, case.name, backend, shape, operand, device
-                    yield Task(of("error", operand=operand, **place), rows_of, arguments)
+                    yield Task(row("error", operand=operand, **place), rows_of, arguments)
             for check in checks:
                 arguments = check, case.name, backend, device
-                yield Task(of(check.__name__, operand="bfloat16"), rows_of, arguments)
+                yield Task(row(check.__name__, operand="bfloat16"), rows_of, arguments)
 
 
 def ceiling_task(settings, squares):
@@ -85,7 +85,7 @@ def ceiling_task(settings, squares):
 
 
 def time_tasks(settings):
-    """Every loss at every size; should a process be lost, each contestant of it alone."""
+    """Every loss at every size; if a process is lost, each contestant is timed alone."""
     (width,) = settings.dims
     first = [case for case in settings.cases if case.name in HEADLINES]
     others = [case for case in settings.cases if case.name not in HEADLINES]
@@ -118,7 +118,7 @@ def largest_tasks(settings, rows):
 
 
 class Record:
-    """The rows so far, in the file and on the screen; times with their share of the ceiling."""
+    """The rows so far, which it writes and prints; times get their share of the ceiling."""
 
     def __init__(self, path, about):
         self.path, self.about, self.rows = path, about, []
@@ -139,23 +139,43 @@ class Record:
 
 
 @click.command()
-@click.option("--minutes", default=8.0, show_default=True, help="Nothing begins after them.")
+@click.option("--minutes", default=8.0, show_default=True, help="Begin nothing after this time.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
-@click.option("--backend", "wanted", multiple=True, help="Of fastsim; all that can run.")
-@click.option("--loss", "losses", multiple=True, help="Of `fastsim bench`; all.")
+@click.option("--backend", "wanted", multiple=True, help="Backend. Default: all that can run.")
+@click.option("--loss", "losses", multiple=True, help="Loss of `fastsim bench`. Default: all.")
 @click.option(
-    "--baseline", "baselines", multiple=True, help="Or none; those that serve large sizes."
+    "--baseline",
+    "baselines",
+    multiple=True,
+    help="Baseline, or none. Default: those that serve large sizes.",
 )
 @click.option("--sizes", type=Integers(), default=(512, 4096, 32768, 65536), show_default=True)
 @click.option("--dim", default=768, show_default=True)
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of the times; as `fastsim bench`.")
-@click.option("--checked", default=4096, show_default=True, help="N of the check of errors.")
-@click.option("--ragged", type=Integers(), default=RAGGED, show_default=True, help="N, M, D of it.")
-@click.option("--square", "squares", type=Integers(), default=gpu_times.SQUARES, show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Dtype of timed calls. Default: as `fastsim bench`."
+)
+@click.option("--checked", default=4096, show_default=True, help="N at which errors are checked.")
+@click.option(
+    "--ragged",
+    type=Integers(),
+    default=RAGGED,
+    show_default=True,
+    help="N, M, D of a second check.",
+)
+@click.option(
+    "--square",
+    "squares",
+    type=Integers(),
+    default=gpu_times.SQUARES,
+    show_default=True,
+    help="Rows of the square products whose rate is the ceiling.",
+)
 @click.option("--largest", default=1 << 20, show_default=True, help="N of the last call.")
-@click.option("--seconds", default=ROUNDS_SECONDS, show_default=True, help="For a size's rounds.")
-@click.option("--workers", default=8, show_default=True, help="Processes of the checks.")
-@click.option("--out", metavar="FILE", help="By default bench/results/DEVICE/gpu.jsonl.")
+@click.option(
+    "--seconds", default=ROUNDS_SECONDS, show_default=True, help="Time for each loss and size."
+)
+@click.option("--workers", default=8, show_default=True, help="Number of processes that check.")
+@click.option("--out", metavar="FILE", help="Result file. Default: bench/results/DEVICE/gpu.jsonl.")
 def main(
     minutes,
     device,
@@ -173,7 +193,7 @@ def main(
     workers,
     out,
 ):
-    """Correctness, then times, then the largest call; one file of results."""
+    """Check losses, time them, then time the largest call; write one result file."""
     if device == "cuda" and not torch.cuda.is_available():
         raise click.ClickException("no GPU is visible; nothing was measured")
     begin = time.monotonic()
@@ -193,8 +213,7 @@ def main(
     path = Path(out) if out else FOLDER / about["device"] / "gpu.jsonl"
     record = Record(path, about)
     stage = functools.partial(_stage, record, begin, minutes)
-    # What is compiled ahead is not timed.
-    ahead = replace(settings, seconds=0.0)
+    ahead = replace(settings, seconds=0.0)  # calls that only compile are not timed
     stage(check_tasks(ahead, checked, ragged), CHECKED, workers, CHECK_SECONDS)
     times = [ceiling_task(settings, squares), *time_tasks(settings)]
     stage(times, TIMED, 1, TIME_SECONDS)
@@ -203,9 +222,10 @@ def main(
     failed = [row for row in record.rows if row.get("passed") is False]
     missed = [row for row in record.rows if row["measure"] in CHECKS and "passed" not in row]
     lost = [row for row in record.rows if "process lost" in row]
-    told = f"{len(failed)} checks failed, {len(missed)} could not be done, {len(lost)} rows lost"
     if failed or missed or lost:
-        raise click.ClickException(told)
+        raise click.ClickException(
+            f"{len(failed)} checks failed, {len(missed)} could not be done, {len(lost)} rows lost"
+        )
 
 
 def _stage(record, begin, minutes, tasks, end, workers, seconds):

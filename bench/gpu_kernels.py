@@ -1,9 +1,9 @@
-"""python -m bench.gpu_kernels: a step on a GPU beside its kernels, in one call and over panels.
+"""python -m bench.gpu_kernels: the time of a step on a GPU, and the time of its kernels alone.
 
-What is between the two is the host's: torch calls, launches and Python, which a training step may
-hide under what the GPU still has to do. Forward and backward of bfloat16 rows of 768 features, the
-median of several steps, each waited for; the kernels by torch's profiler. Writes kernels.jsonl in
-bench/results/<device>.
+The difference is time of the host: torch calls, launches and Python. A training step may hide it
+behind other work of the GPU. A step is the forward + backward of bfloat16 rows of 768 features, in
+one call or over panels; the time is the median of several steps that each wait for the GPU. torch's
+profiler measures the kernels. Writes kernels.jsonl in bench/results/<device>.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu import HEADLINES
 from bench.results import write
-from bench.tables import markdown, milliseconds, of_rows
+from bench.tables import from_rows, markdown, milliseconds
 from fastsim.benchmark.baselines import ours
 from fastsim.benchmark.calls import step
 from fastsim.benchmark.cases import CASES
@@ -46,12 +46,12 @@ def row_of(loss, rows, by):
         torch.cuda.synchronize()
 
     times = in_turns({by: once}, seconds=0, fewest=STEPS)[by]
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(PROFILED):
             once()
     microseconds = sum(
         event.self_device_time_total
-        for event in found.key_averages()
+        for event in profiler.key_averages()
         if event.device_type == DeviceType.CUDA
     )
     return {
@@ -63,16 +63,16 @@ def row_of(loss, rows, by):
     }
 
 
-@of_rows(NAME)
+@from_rows(NAME)
 def table(rows):
-    """Each loss and size: the step, and the kernels alone."""
-    found = {}
+    """The times of the step and of its kernels alone, for each loss and size."""
+    table_rows = {}
     for row in rows:
         cell = f"{milliseconds(row['ms'])}, {milliseconds(row['kernels ms'])}"
-        found.setdefault((row["loss"], row["rows"]), {})[row["by"]] = cell
+        table_rows.setdefault((row["loss"], row["rows"]), {})[row["by"]] = cell
     lines = [
         [loss, f"{rows:,}", *(cells.get(by, "") for by in WAYS)]
-        for (loss, rows), cells in found.items()
+        for (loss, rows), cells in table_rows.items()
     ]
     return markdown(["loss", "N", *WAYS], lines, left=2)
 
@@ -82,13 +82,13 @@ def table(rows):
 def main(sizes):
     if not torch.cuda.is_available():
         raise click.ClickException("no GPU is visible; nothing was measured")
-    found = []
+    result = []
     for rows in sizes:
         for loss in HEADLINES:
             for by in WAYS:
-                found.append(row_of(loss, rows, by))
-                click.echo(found[-1])
-    click.echo(f"wrote {write(NAME, found)}")
+                result.append(row_of(loss, rows, by))
+                click.echo(result[-1])
+    click.echo(f"wrote {write(NAME, result)}")
 
 
 if __name__ == "__main__":

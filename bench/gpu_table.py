@@ -1,29 +1,30 @@
-"""The table of the GPU sessions of a device: gpu*.jsonl in bench/results/<device>."""
+"""The table of the GPU sessions of a device, from gpu*.jsonl in bench/results/<device>."""
 
 from bench.results import FOLDER
 from bench.tables import NOTHING, markdown, milliseconds
 from fastsim.benchmark import results
-from fastsim.benchmark.found import Found
+from fastsim.benchmark.measurements import Measurements
 
 OURS = ("fastsim cuda", "fastsim triton", "fastsim torch")
 PLAIN = ("eager torch", "torch.compile")
 
 
 def table(folder):
-    """Time and memory of each loss and size, by commit; of other packages the fastest. Below it
-    the rate of the library's best square product.
+    """Time and memory of each loss, size and commit, beside the fastest of the other packages.
+
+    Below it stands the rate of the library's best square product.
     """
     lines, rates = [], []
     for path in sorted((FOLDER / folder).glob("gpu*.jsonl")):
         about, rows = results.read(path)
-        found = Found(about, rows)
+        measurements = Measurements(about, rows)
         rates += [row["GFLOP/s"] for row in rows if row.get("name") == "square product"]
         places = {}  # (loss, N, width) -> implementations that were timed
-        for loss, name, size, width, _ in found.times:
+        for loss, name, size, width, _ in measurements.times:
             places.setdefault((loss, size, width), []).append(name)
         for order, ((loss, size, width), names) in enumerate(places.items()):
-            best = {name: found.best(loss, name, size, width) for name in names}
-            cells = {name: _cell(found, loss, name, size, width) for name in names}
+            best = {name: measurements.best(loss, name, size, width) for name in names}
+            cells = {name: _cell(measurements, loss, name, size, width) for name in names}
             other = min(best.keys() - {*OURS, *PLAIN}, key=best.get, default=None)
             line = [loss, f"{size:,}", about["commit"]]
             line += [cells.get(name, "") for name in (*OURS, *PLAIN)]
@@ -33,13 +34,13 @@ def table(folder):
     body = [cells for _, cells in sorted(lines)]
     if not body:
         return NOTHING
-    made = markdown([*head, "the fastest of other packages"], body, 3)
+    text = markdown([*head, "the fastest of other packages"], body, 3)
     if not rates:
-        return made
-    return f"{made}\n\nThe library's best square product: {max(rates) / 1000:.0f} TFLOP/s."
+        return text
+    return f"{text}\n\nThe library's best square product: {max(rates) / 1000:.0f} TFLOP/s."
 
 
-def _cell(found, *place):
-    """The time, and the memory where it is known."""
-    memory = f", {found.memory[place]:,.0f} MB" if place in found.memory else ""
-    return milliseconds(found.best(*place)) + memory
+def _cell(measurements, *place):
+    """The time, and the memory if it is known."""
+    memory = f", {measurements.memory[place]:,.0f} MB" if place in measurements.memory else ""
+    return milliseconds(measurements.best(*place)) + memory

@@ -1,18 +1,16 @@
-"""python -m bench.host_time: what a step takes on the host, without a GPU.
+"""python -m bench.host_time: the time of a step on the host, measured without a GPU.
 
-First of the Triton backend.
+For a small batch this is most of the time on a GPU: launches, the torch calls between them, and
+Python. For the Triton backend kernels are compiled for an architecture, and none is executed: where
+Triton would call the driver, an empty function is called, and library products are left out. The
+tensors are on the CPU and narrow, so that torch calls take little more than their overhead; on a
+GPU each would also launch a kernel. A step is forward + backward in one thread:
 
-Of a small batch that is most of its time on a GPU: the launches, the torch calls between them, and
-Python. The kernels are compiled for an architecture and nothing is executed: where Triton would
-hand a launch to the driver, an empty function is called, and the library products are left out.
-The tensors are on the CPU, narrow, so that the torch calls take little but their own cost; on a GPU
-each is a launch of the driver more. Of the forward pass with backward, one thread:
+launches, calls: Triton kernels launched, and calls of torch operators that are not inside others
+ms: the best of several rounds, and the part of it inside Triton's launcher
 
-launches, calls: Triton kernels launched, and calls of torch operators, those inside others left out
-ms: the best of several rounds, and how much of it passes inside Triton's launcher
-
-The torch backend, which `auto` takes on a GPU that nothing has been verified on, is measured at the
-fewest rows as it is, with its arithmetic on the CPU.
+The torch backend, which `auto` takes on a GPU without a verdict, is measured at the fewest rows,
+with its arithmetic on the CPU.
 
 Writes host_time.jsonl in bench/results/<device>.
 """
@@ -47,19 +45,19 @@ empty = torch.Tensor.new_empty
 
 
 def new_empty(tensor, *shape, **options):
-    """Zeros, but of a matrix: what nothing has written may be numbers that take longer to add."""
-    flat = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    make = empty if math.prod(flat) > LARGE else torch.Tensor.new_zeros
+    """Zeros, unless the tensor is large: uninitialised numbers may take longer to add."""
+    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    make = empty if math.prod(sizes) > LARGE else torch.Tensor.new_zeros
     return make(tensor, *shape, **options)
 
 
 def nothing(*arguments, **options):
-    """In the place of the driver's launch and of the library's products."""
+    """Takes the place of the driver's launch and of the library's products."""
 
 
 @contextlib.contextmanager
 def stubbed(architecture):
-    """The backend as on such a GPU, but for what the driver and the GPU would do."""
+    """A context with the backend as on such a GPU, but without the work of driver and GPU."""
     from triton.compiler import CompiledKernel
 
     def loaded(kernel):
@@ -79,7 +77,7 @@ def stubbed(architecture):
 
 
 def milliseconds(step, patched):
-    """(best, best within `patched()`) of several rounds in turns, by the thread's own clock."""
+    """[best, best within `patched()`] of several rounds in turns, by the clock of this thread."""
     best = [float("inf")] * 2
     for turn in range(2 * ROUNDS):
         with patched() if turn % 2 else contextlib.nullcontext():
@@ -87,14 +85,14 @@ def milliseconds(step, patched):
             for _ in range(STEPS):
                 step()
             best[turn % 2] = min(best[turn % 2], time.thread_time() - begin)
-    return [1e3 * each / STEPS for each in best]
+    return [1e3 * seconds / STEPS for seconds in best]
 
 
 def calls_of(step):
-    """How many torch operators it calls, those inside others left out."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    """The number of torch operators that a step calls, without those inside other operators."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step()
-    operators = [event for event in found.events() if event.name.startswith("aten::")]
+    operators = [event for event in profiler.events() if event.name.startswith("aten::")]
     return sum(
         event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")
         for event in operators
@@ -102,7 +100,7 @@ def calls_of(step):
 
 
 def step_of(loss, rows, backend):
-    """A forward pass with backward."""
+    """A function that does forward + backward."""
     x, y = (torch.randn(rows, WIDTH).bfloat16().requires_grad_() for _ in "xy")
 
     def step():
@@ -116,8 +114,8 @@ def row_of_torch(loss, rows):
     step = step_of(loss, rows, "torch")
     step()
     calls = calls_of(step)
-    whole, _ = milliseconds(step, contextlib.nullcontext)
-    return {"backend": "torch", "loss": loss, "rows": rows, "calls": calls, "ms": round(whole, 4)}
+    best, _ = milliseconds(step, contextlib.nullcontext)
+    return {"backend": "torch", "loss": loss, "rows": rows, "calls": calls, "ms": round(best, 4)}
 
 
 def row_of(loss, rows):
@@ -132,16 +130,15 @@ def row_of(loss, rows):
     calls = calls_of(step)
     with mock.patch.object(launching, "run", count):
         step()
-    whole, without = milliseconds(step, lambda: mock.patch.object(launching, "run", nothing))
+    best, without = milliseconds(step, lambda: mock.patch.object(launching, "run", nothing))
     return {
-        **{
-            "backend": "triton",
-            "loss": loss,
-            "rows": rows,
-            "launches": len(launched),
-            "calls": calls,
-        },
-        **{"ms": round(whole, 4), "ms in the launcher": round(whole - without, 4)},
+        "backend": "triton",
+        "loss": loss,
+        "rows": rows,
+        "launches": len(launched),
+        "calls": calls,
+        "ms": round(best, 4),
+        "ms in the launcher": round(best - without, 4),
     }
 
 
@@ -152,16 +149,16 @@ def row_of(loss, rows):
 def main(architecture, sizes, losses):
     """Measure and write."""
     torch.set_num_threads(1)
-    found = []
+    result = []
     with stubbed(architecture):
         for loss in losses:
             for rows in sizes:
-                found.append({"architecture": architecture, **row_of(loss, rows)})
-                click.echo(found[-1])
+                result.append({"architecture": architecture, **row_of(loss, rows)})
+                click.echo(result[-1])
     for loss in losses:
-        found.append(row_of_torch(loss, min(sizes)))
-        click.echo(found[-1])
-    write("host_time", found)
+        result.append(row_of_torch(loss, min(sizes)))
+        click.echo(result[-1])
+    write("host_time", result)
 
 
 if __name__ == "__main__":

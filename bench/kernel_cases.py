@@ -1,11 +1,12 @@
-"""Losses of memeff beside the cases of the benchmark: cases and truth for bench/parity.py.
+"""Further losses of memeff: cases and exact values for bench/parity.py.
 
-    LiT                InfoNCE whose candidates want no gradient
-    margin mask        InfoNCE without the candidates that are more than a margin above the positive
-    q-q and d-d        InfoNCE with the other anchors, and the other candidates for a row's positive
+    LiT                InfoNCE whose candidates need no gradient
+    margin mask        InfoNCE without candidates that score more than a margin above the positive
+    q-q and d-d        InfoNCE with further negatives: other anchors for an anchor, and other
+                       candidates for its positive
     Matryoshka         the symmetric InfoNCE of every prefix
 
-Its label smoothing, and negatives that only their own row sees, have no counterpart in fastsim.
+memeff's label smoothing, and its negatives of a single row, have no counterpart in fastsim.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy, normalize
 import fastsim
 from fastsim.benchmark.baselines import memeff
 from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted
-from fastsim.benchmark.baselines.sentence_transformers import Given
+from fastsim.benchmark.baselines.sentence_transformers import IdentityEncoder
 from fastsim.benchmark.cases import Case
 
 WIDTHS = 64, 128  # memeff takes multiples of 64
@@ -46,27 +47,32 @@ def _locked_side(problem):
     return problem.arguments[0].to(problem.leaves[0].dtype)
 
 
-# ---- truth: the dense formulas ----
+# ---- exact values: the dense formulas ----
 
 
 def _cosines(x, y):
     return normalize(x, dim=1) @ normalize(y, dim=1).T
 
 
-def _own(scores):
-    """Softmax cross entropy of a row's logits, its own on the diagonal."""
-    return cross_entropy(scores, torch.arange(len(scores)))
+def _diagonal_cross_entropy(logits):
+    """The cross entropy of each row's logits, with the target on the diagonal."""
+    return cross_entropy(logits, torch.arange(len(logits)))
 
 
 def lit(problem):
-    return lambda x: _own(_cosines(x, _locked_side(problem)) / _temperature(problem))
+    def call(x):
+        logits = _cosines(x, _locked_side(problem)) / _temperature(problem)
+        return _diagonal_cross_entropy(logits)
+
+    return call
 
 
 def masked(problem):
     def call(x, y):
         scores = _cosines(x, y)
         above = scores > scores.diagonal()[:, None] + MARGIN
-        return _own((scores / _temperature(problem)).masked_fill(above, -torch.inf))
+        logits = (scores / _temperature(problem)).masked_fill(above, -torch.inf)
+        return _diagonal_cross_entropy(logits)
 
     return call
 
@@ -75,15 +81,19 @@ def both_sides(problem):
     def call(x, y):
         itself = torch.eye(len(x), dtype=torch.bool)
         sides = (_cosines(side, side).masked_fill(itself, -torch.inf) for side in (x, y))
-        return _own(torch.cat([_cosines(x, y), *sides], 1) / _temperature(problem))
+        logits = torch.cat([_cosines(x, y), *sides], 1) / _temperature(problem)
+        return _diagonal_cross_entropy(logits)
 
     return call
 
 
 def matryoshka(problem):
     def call(x, y):
-        scores = [_cosines(x[:, :w], y[:, :w]) / _temperature(problem) for w in WIDTHS]
-        return sum((_own(each) + _own(each.T)) / 2 for each in scores)
+        logits = [_cosines(x[:, :w], y[:, :w]) / _temperature(problem) for w in WIDTHS]
+        losses = [
+            _diagonal_cross_entropy(part) + _diagonal_cross_entropy(part.T) for part in logits
+        ]
+        return sum(loss / 2 for loss in losses)
 
     return call
 
@@ -92,7 +102,7 @@ def matryoshka(problem):
 
 
 def _qwen3(**fixed):
-    """make(problem) of its InfoNCE; its gradient is not rescaled."""
+    """make(problem) for memeff's InfoNCE, without its rescaling of the gradient."""
 
     def make(problem):
         options = {"margin": memeff.NO_MARGIN, "stable": False} | fixed
@@ -133,7 +143,9 @@ def _our_directions(problem):
     from fastsim.integrations import sentence_transformers as losses
 
     scale = 1 / _temperature(problem)
-    loss = losses.MultipleNegativesRankingLoss(Given(), scale=scale, directions=DIRECTIONS)
+    loss = losses.MultipleNegativesRankingLoss(
+        IdentityEncoder(), scale=scale, directions=DIRECTIONS
+    )
     return lambda x, y: loss.compute_loss_from_embeddings([x, y], None)
 
 
@@ -147,7 +159,10 @@ _PLAIN = {"temperature": 0.05}
 
 @dataclass(frozen=True)
 class KernelBaseline(Baseline):
-    """A baseline with the dense formula of its one loss, and the name of what stands for it."""
+    """A baseline of one loss.
+
+    truth: make(problem) of the dense formula. by: the name of the loss in fastsim.
+    """
 
     truth: Callable | None = None
     by: str = ""

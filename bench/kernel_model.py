@@ -1,21 +1,21 @@
-"""How long each Triton kernel should take, from its machine code: an estimate, not a measurement.
+"""Estimates the time of each Triton kernel from its machine code. Nothing is measured.
 
     python -m bench.kernel_model [--architecture sm_90]
 
-compiles the kernels of fastsim, siglip-kernel and memeff that make a loss and its gradient, with no
-GPU present, counts the instructions of a tile in the machine code by the unit that executes them,
-and predicts the time of a step. bench/results/kernel_model.txt holds its output.
+compiles the kernels of fastsim, siglip-kernel and memeff that compute a loss and its gradient. It
+needs no GPU. It counts the instructions of a tile in the machine code by the unit that executes
+them, and predicts the time of a step. bench/results/kernel_model.txt holds its output.
 
-What is assumed:
+Assumptions:
 
-* Outside the loops of the product an instruction is executed once, on either side of every
-  branch: an upper bound. A loop of the product runs as often as the depth has steps.
-* A multiprocessor issues four instructions of a warp a clock. Each unit has the throughput of
-  the CUDA programming guide (arithmetic instructions); the tensor cores that of the data sheet.
-* The busiest unit decides. Where two blocks or more are resident, one multiplies while another
-  is at its epilogue, so that the larger of product and epilogue counts, else their sum.
-* Products, ours and the library's, attain the share ATTAINED of the peak.
-* Memory: what is written and read, at the bandwidth of the data sheet. Caches hold the operands.
+* Outside the loops of the product each instruction is executed once, on both sides of every branch.
+  This is an upper bound. A loop of the product runs once for each step of the depth.
+* A multiprocessor issues four warp instructions in a clock. Each unit has the throughput in the
+  CUDA programming guide (arithmetic instructions), the tensor cores that in the data sheet.
+* The busiest unit determines the time. With two or more resident blocks, one multiplies while
+  another is in its epilogue, so the longer of product and epilogue counts; otherwise their sum.
+* All products, those of the library too, attain the share ATTAINED of the peak.
+* Memory is read and written at the bandwidth of the data sheet. Caches hold the operands.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ SCORES = ROWS * COLUMNS
 
 
 class Gpu(NamedTuple):
-    """Of data sheets and the CUDA programming guide.
+    """A GPU by its data sheet and the CUDA programming guide.
 
-    tensor: FLOP/s of float16 products with float32 sums; fma: float32 sums a clock and
-    multiprocessor.
+    clock: Hz. tensor: FLOP/s of float16 products with float32 sums. bandwidth: bytes per second.
+    fma: float32 multiply-adds of a multiprocessor in a clock.
     """
 
     architecture: str
@@ -77,13 +77,13 @@ INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*
 
 
 def unit_of(name):
-    """The unit that executes an instruction: of UNITS, else "alu" (integers, comparisons)."""
-    found = UNIT.match(name)
-    return found.lastgroup if found else "alu"
+    """The unit of UNITS that executes an instruction, or "alu" (integers, comparisons)."""
+    match = UNIT.match(name)
+    return match.lastgroup if match else "alu"
 
 
 def instructions(cubin):
-    """[(address, name, operands)] of the one kernel in it."""
+    """[(address, name, operands)] of the only kernel in a cubin."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -95,46 +95,50 @@ def instructions(cubin):
 
 
 def instructions_of(text):
-    """[(address, name, operands)] of what cuobjdump prints."""
-    return [(int(at, 16), name, rest) for at, name, rest in INSTRUCTION.findall(text)]
+    """[(address, name, operands)] from the output of cuobjdump."""
+    return [(int(address, 16), *rest) for address, *rest in INSTRUCTION.findall(text)]
 
 
 def product_loops(code):
     """[(first, last)] addresses of the loops that multiply matrices.
 
-    Waits that stand behind the code jump back into it; what such a jump spans is no loop, and
-    longer than the one that it jumps into.
+    Waits behind the end of the code jump back into it. The span of such a jump is no loop, and is
+    longer than the loop into which it jumps.
     """
     spans = []
-    for at, name, rest in code:
-        target = re.search(r"0x([0-9a-f]+)", rest) if name == "BRA" else None
-        if target and int(target[1], 16) < at:
+    for address, name, operands in code:
+        target = re.search(r"0x([0-9a-f]+)", operands) if name == "BRA" else None
+        if target and int(target[1], 16) < address:
             first = int(target[1], 16)
-            if any(unit_of(n) == "tensor" and first <= a <= at for a, n, _ in code):
-                spans.append((first, at))
+            if any(unit_of(n) == "tensor" and first <= a <= address for a, n, _ in code):
+                spans.append((first, address))
     loops = []
     for first, last in sorted(spans, key=lambda span: span[1] - span[0]):
-        if all(last < other or end < first for other, end in loops):
+        if all(last < begin or end < first for begin, end in loops):
             loops.append((first, last))
     return loops
 
 
 def counts(code, steps):
-    """{unit: instructions that a warp executes for a tile}; `steps` of each product loop."""
-    loops, found = product_loops(code), dict.fromkeys([*UNITS, "alu"], 0)
-    for at, name, _ in code:
-        times = steps if any(first <= at <= last for first, last in loops) else 1
-        found[unit_of(name)] += times
-    return found
+    """{unit: instructions that a warp executes for a tile}.
+
+    steps: how often each loop of the product runs.
+    """
+    loops, result = product_loops(code), dict.fromkeys([*UNITS, "alu"], 0)
+    for address, name, _ in code:
+        in_loop = any(first <= address <= last for first, last in loops)
+        result[unit_of(name)] += steps if in_loop else 1
+    return result
 
 
 # ---- time ----
 
 
 class Kernel(NamedTuple):
-    """One kernel of a loss; a tile is what a program works on.
+    """One kernel of a loss.
 
-    products: how many products of the depth it makes of a score. bytes: written and read a score.
+    tile: (rows, columns) that a program works on. step: of the depth. products: over the depth, for
+    each score. bytes: written and read for each score.
     """
 
     name: str
@@ -146,7 +150,11 @@ class Kernel(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """per_score: instructions of a thread by unit; clocks of a tile; milliseconds of all tiles."""
+    """The estimate for a kernel.
+
+    per_score: {unit: instructions of a thread for each score}. product, epilogue: clocks of a tile.
+    ms: milliseconds of all tiles.
+    """
 
     registers: int
     blocks: int
@@ -157,33 +165,33 @@ class Estimate(NamedTuple):
 
 
 def estimate(kernel, gpu):
-    """What a kernel should take on a GPU."""
+    """The `Estimate` of a kernel on a GPU."""
     registers, _, _, _ = resources(kernel.compiled)
     warps = kernel.compiled.metadata.num_warps
     blocks = max(1, blocks_of(gpu.architecture, registers, kernel.compiled))
     area = kernel.tile[0] * kernel.tile[1]
     code = instructions(kernel.compiled.asm["cubin"])
-    found = counts(code, DEPTH // kernel.step)
+    instruction_counts = counts(code, DEPTH // kernel.step)
     tensor = gpu.tensor * ATTAINED / (gpu.multiprocessors * gpu.clock)
     product = 2 * area * DEPTH * kernel.products / tensor
     clocks = {
-        "issue": sum(found.values()) / 4,
-        "special": found["special"] * 32 / 16,
-        "fma": found["fma"] * 32 / gpu.fma,
-        "alu": found["alu"] * 32 / 64,
-        "memory": found["memory"] * 32 / 32,
+        "issue": sum(instruction_counts.values()) / 4,
+        "special": instruction_counts["special"] * 32 / 16,
+        "fma": instruction_counts["fma"] * 32 / gpu.fma,
+        "alu": instruction_counts["alu"] * 32 / 64,
+        "memory": instruction_counts["memory"] * 32 / 32,
     }
     epilogue = warps * max(clocks.values())
-    each = max(product, epilogue) if blocks > 1 else product + epilogue
-    seconds = SCORES / area * each / (gpu.multiprocessors * gpu.clock)
+    tile_clocks = max(product, epilogue) if blocks > 1 else product + epilogue
+    seconds = SCORES / area * tile_clocks / (gpu.multiprocessors * gpu.clock)
     seconds = max(seconds, SCORES * kernel.bytes / gpu.bandwidth)
     share = 32 * warps / area
-    per_score = {unit: number * share for unit, number in found.items()}
+    per_score = {unit: number * share for unit, number in instruction_counts.items()}
     return Estimate(registers, blocks, per_score, product, epilogue, 1e3 * seconds)
 
 
 def library_ms(products, gpu):
-    """Milliseconds of the library's products of a panel with rows."""
+    """Milliseconds of the library's products of score gradients and rows."""
     return 1e3 * products * 2 * SCORES * DEPTH / (gpu.tensor * ATTAINED)
 
 
@@ -192,13 +200,13 @@ def library_ms(products, gpu):
 
 def launched(architecture, call):
     """(name, constants, compiled) of the tile kernels that `call(backend, x, y)` launches."""
-    with recording(architecture) as found, operand("float16") as dtype:
+    with recording(architecture) as launches, operand("float16") as dtype:
         backend = TritonBackend()
         x, y = (torch.randn(n, DEPTH, dtype=dtype) for n in (256, 512))
         call(backend, backend.tile_rows(x)[0], backend.tile_rows(y)[0])
     return [
         (kernel.fn.__name__, constants, compiled)
-        for kernel, constants, compiled in found
+        for kernel, constants, compiled in launches
         if kernel.fn.__name__ in ("tile_kernel", "kept_score_grads_kernel")
     ]
 
@@ -224,7 +232,7 @@ def _two_passes(tile):
 
 
 def ours(architecture):
-    """{loss: (kernels of a step, library products)}."""
+    """Yields ("fastsim", loss, kernels of a step, number of library products)."""
     scale, bias = torch.tensor([20.0, -10.0])
     groups = Pairs(row_groups=torch.arange(256), column_groups=torch.arange(512))
     positives = Pairs(torch.arange(256))
@@ -245,11 +253,11 @@ def ours(architecture):
                 sizes = constants["SIZES"]
                 partials = 4 * constants["ROWS_OUT"] / constants["WIDTH"]
                 partials += 4 * constants["COLUMNS_OUT"] / sizes.rows
-                # Of two passes the second alone writes a panel.
-                once = products and loss != "info_nce symmetric"
-                moved = 2 * partials + 2.0 * bool(once or "score_grad" in epilogue)
+                # Only the second of two passes writes a panel.
+                one_pass = products and loss != "info_nce symmetric"
+                moved_bytes = 2 * partials + 2.0 * bool(one_pass or "score_grad" in epilogue)
                 tile = sizes.rows, sizes.columns
-                kernels.append(Kernel(epilogue, compiled, tile, sizes.depth, 1, moved))
+                kernels.append(Kernel(epilogue, compiled, tile, sizes.depth, 1, moved_bytes))
             else:
                 tile = constants["ROWS"], constants["WIDTH"]
                 kernels.append(Kernel(f"kept, {epilogue}", compiled, tile, DEPTH, 0, 2 * 2.0))
@@ -258,18 +266,21 @@ def ours(architecture):
 
 @contextlib.contextmanager
 def _capability(architecture):
-    """Both packages ask for it when they are imported."""
-    kept = torch.cuda.get_device_capability
+    """A context with the compute capability that both packages read when they are imported."""
+    previous = torch.cuda.get_device_capability
     number = int(architecture[3:])
     torch.cuda.get_device_capability = lambda device=None: divmod(number, 10)
     try:
         yield
     finally:
-        torch.cuda.get_device_capability = kept
+        torch.cuda.get_device_capability = previous
 
 
 def siglip_kernel(architecture):
-    """Its product with the loss as an epilogue: the fastest of four block sizes that it tries."""
+    """As `ours`, for siglip-kernel: its product with the loss as the epilogue.
+
+    The fastest of the four block sizes that the package tries counts.
+    """
     with _capability(architecture), recording(architecture):
         from siglip_kernel import fused_chunked_epilogue as package
 
@@ -297,7 +308,10 @@ def siglip_kernel(architecture):
 
 
 def memeff(architecture):
-    """CLIP: one pass for the denominators, one for both gradients, added atomically."""
+    """As `ours`, for the CLIP loss of memeff.
+
+    One pass computes the denominators, a second adds both gradients atomically.
+    """
     with _capability(architecture), recording(architecture):
         from memeff import _common
         from memeff import distributed_clip_loss as package
@@ -320,12 +334,12 @@ def memeff(architecture):
             num_stages=stages,
             **blocks,
         )
-    # The sums that are added atomically: float32, read and written, of every tile.
-    added = 8 * DEPTH * (1 / rows + 1 / columns)
+    # Bytes of the float32 sums that every tile reads and writes atomically.
+    atomic_bytes = 8 * DEPTH * (1 / rows + 1 / columns)
     kernels = [
         Kernel("clip_denom", first, (128, 128), 64, 1, 0.0),
-        # TF32 has half the rate of float16: both of its gradient products count twice.
-        Kernel("clip_grad_both", second, (rows, columns), 64, 5, added),
+        # TF32 has half the rate of float16, so both gradient products count twice.
+        Kernel("clip_grad_both", second, (rows, columns), 64, 5, atomic_bytes),
     ]
     yield "memeff", "info_nce symmetric", kernels, 0
 
@@ -339,16 +353,16 @@ def lines(architecture):
     """The table of one architecture."""
     gpu = GPUS[architecture]
     for package, loss, kernels, products in itertools.chain(
-        *(made(architecture) for made in (ours, siglip_kernel, memeff))
+        *(steps_of(architecture) for steps_of in (ours, siglip_kernel, memeff))
     ):
         total = library_ms(products, gpu)
         for kernel in kernels:
-            found = estimate(kernel, gpu)
-            total += found.ms
-            units = (f"{found.per_score[u]:.1f}" for u in ("fma", "alu", "special", "memory"))
-            clocks = f"{found.product:.0f}", f"{found.epilogue:.0f}"
-            row = package, loss, kernel.name, architecture, found.registers, found.blocks
-            yield LAYOUT.format(*row, *units, *clocks, f"{found.ms:.1f}")
+            result = estimate(kernel, gpu)
+            total += result.ms
+            units = (f"{result.per_score[u]:.1f}" for u in ("fma", "alu", "special", "memory"))
+            clocks = f"{result.product:.0f}", f"{result.epilogue:.0f}"
+            row = package, loss, kernel.name, architecture, result.registers, result.blocks
+            yield LAYOUT.format(*row, *units, *clocks, f"{result.ms:.1f}")
         name = f"with {products} library products" if products else "a step"
         blanks = ("",) * (len(HEAD) - 5)
         yield LAYOUT.format(package, loss, name, architecture, *blanks, f"{total:.1f}")
@@ -357,7 +371,7 @@ def lines(architecture):
 @click.command()
 @click.option("--architecture", "architectures", multiple=True, default=tuple(GPUS))
 def main(architectures):
-    """Estimated times of a loss and its gradient."""
+    """Print estimated times of losses and their gradients."""
     import triton
 
     click.echo(

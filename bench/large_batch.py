@@ -1,12 +1,13 @@
-"""python -m bench.large_batch: a step of GradCache at a large batch, and a training run with one.
+"""python -m bench.large_batch: a step of GradCache with a large batch, and a training run.
 
-The step, on the bundled model: encoding without a graph, the loss over all embeddings, encoding
-again with its gradient; beside sentence-transformers' CachedMultipleNegativesRankingLoss with the
-same batch and mini-batch. Every micro-batch is like the others, so a share of them is encoded and
-the time multiplied; the loss stages run whole. Operations are those that torch dispatches.
+The step, with the bundled model, has three stages: encoding without a graph, the loss over all
+embeddings, encoding again with the gradient. It runs beside CachedMultipleNegativesRankingLoss of
+sentence-transformers with the same batch and mini-batch. All micro-batches take the same time, so a
+share of them is encoded and the time multiplied; the stage of the loss is measured as a whole.
+Operations are those that torch dispatches.
 
-The training: pairs of SICK and STS-B sentences, each step with thousands of negatives, in a fresh
-process whose peak memory is read.
+The training is on pairs of SICK and STS-B sentences with thousands of negatives in each step. It
+runs in a fresh process, of which the peak memory is read.
 """
 
 import csv
@@ -24,12 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastsim
 from bench.results import write
-from bench.tables import markdown, of_rows
+from bench.tables import from_rows, markdown
 from fastsim.encoders.encoder import EMBEDDED
 from fastsim.grad_cache import GradCache, MicroBatches
 
 NAME = "large_batch"
-LENGTH = 16  # tokens, which most sentences of the data have at most
+LENGTH = 16  # tokens; most sentences of the data have no more
 ROUNDS = 3
 
 TRAIN = """
@@ -42,7 +43,7 @@ print(json.dumps({"losses": losses, "seconds": result["seconds"]}))
 
 
 def sentence_pairs(folder):
-    """Pairs of SICK and STS-B, none with a first sentence that another has."""
+    """Pairs of SICK and STS-B with distinct first sentences."""
     pairs = {}
     for file in ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt"):
         with open(folder / "sick" / file, encoding="utf-8") as handle:
@@ -56,7 +57,7 @@ def sentence_pairs(folder):
 
 
 class Count(TorchDispatchMode):
-    """The number of operations dispatched within it."""
+    """A context that counts the operations dispatched within it."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +69,7 @@ class Count(TorchDispatchMode):
 
 
 def operations(function):
-    """How many operations a call dispatches."""
+    """The number of operations that a call dispatches."""
     with Count() as count:
         function()
     return count.operations
@@ -81,13 +82,13 @@ def seconds(function):
 
 
 def our_loss(x, y):
-    """The loss stage: the loss and its gradient of the embeddings."""
+    """The stage of the loss: the loss and the gradients of the embeddings."""
     leaves = x.detach().requires_grad_(), y.detach().requires_grad_()
     fastsim.info_nce(*leaves).backward()
 
 
 def our_encoding(encoder, columns, size):
-    """Seconds of encoding without and with a gradient."""
+    """(seconds of encoding without a graph, seconds of encoding again with the gradient)."""
     encoded = []
 
     def loss(x, y):
@@ -103,13 +104,13 @@ def our_encoding(encoder, columns, size):
 
 
 def their_loss(loss, x, y, size):
-    """The same stage of sentence-transformers, on embeddings in mini-batches."""
-    reps = [[p.detach().requires_grad_() for p in side.split(size)] for side in (x, y)]
-    loss.calculate_loss(reps, with_backward=True)
+    """The stage of the loss in sentence-transformers, on embeddings in mini-batches."""
+    parts = [[part.detach().requires_grad_() for part in side.split(size)] for side in (x, y)]
+    loss.calculate_loss(parts, with_backward=True)
 
 
 def step(batch_size, size, share, pairs):
-    """Rows of results: the stages of both, which take turns; of each stage the best time."""
+    """Result rows with the best time of each stage of both libraries, which take turns."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
@@ -163,13 +164,13 @@ def step(batch_size, size, share, pairs):
     ]
     common = {"batch": batch_size, "micro batch": size, "texts encoded": 2 * used}
     return [
-        stages(name, common, *map(min, zip(*found, strict=True)), count)
-        for (name, found), count in zip(times.items(), counts, strict=True)
+        stages(name, common, *map(min, zip(*rounds, strict=True)), count)
+        for (name, rounds), count in zip(times.items(), counts, strict=True)
     ]
 
 
 def stages(name, common, encode, loss, again, operations):
-    """A row of results, the times of encoding multiplied to the whole batch."""
+    """A result row, with the times of encoding extrapolated to the whole batch."""
     factor = 2 * common["batch"] / common["texts encoded"]
     times = {"encode s": factor * encode, "loss s": loss, "encode again s": factor * again}
     share = loss / sum(times.values())
@@ -181,7 +182,7 @@ def stages(name, common, encode, loss, again, operations):
 
 
 def training(negatives, size, steps, pairs):
-    """A row of results: a few steps of `fastsim train` in a fresh process."""
+    """The result row of a few steps of `fastsim train` in a fresh process."""
     rows = pairs[: steps * negatives]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pairs.jsonl"
@@ -200,9 +201,9 @@ def training(negatives, size, steps, pairs):
     return row
 
 
-@of_rows(NAME)
+@from_rows(NAME)
 def table(rows):
-    """The stages of a step by either library, and the training run; for bench/README.md."""
+    """The stages of a step with both libraries, and the training run, for bench/README.md."""
     steps = [row for row in rows if row["part"] == "step"]
     lines = [
         [
@@ -225,11 +226,13 @@ def table(rows):
 @click.command()
 @click.option("--batch-size", default=16384, show_default=True)
 @click.option("--micro-batch-size", default=32, show_default=True)
-@click.option("--share", default=0.0625, show_default=True, help="of the micro-batches encoded")
-@click.option("--negatives", default=4096, show_default=True, help="batch of the training")
-@click.option("--steps", default=2, show_default=True, help="of the training")
-@click.option("--data", type=Path, required=True, help="folder with sick/ and stsb/")
-@click.option("--out", default=NAME, show_default=True, help="name of the result file")
+@click.option(
+    "--share", default=0.0625, show_default=True, help="Share of the micro-batches to encode."
+)
+@click.option("--negatives", default=4096, show_default=True, help="Batch size of the training.")
+@click.option("--steps", default=2, show_default=True, help="Steps of the training.")
+@click.option("--data", type=Path, required=True, help="Folder with sick/ and stsb/.")
+@click.option("--out", default=NAME, show_default=True, help="Name of the result file.")
 def main(batch_size, micro_batch_size, share, negatives, steps, data, out):
     """Measure, print, and write bench/results/<device>/<out>.jsonl."""
     pairs = sentence_pairs(data)

@@ -1,9 +1,9 @@
-"""python -m bench.late_interaction: MaxSim and its gradient beside sentence-transformers' form.
+"""python -m bench.late_interaction: MaxSim and its gradient beside those of sentence-transformers.
 
-InfoNCE over the scores of B queries with B documents, in-batch negatives, embeddings of norm 1:
-the time of forward and backward, all in turns in one process, and how far a call raises the peak
-memory of a fresh one beyond inputs and gradients. Writes late_interaction.jsonl in
-bench/results/<device>.
+The loss is InfoNCE over the scores of B queries and B documents, with in-batch negatives and
+embeddings of norm 1. Measures the time of forward + backward, in turns in one process, and how far
+a call raises the peak memory of a fresh process beyond inputs and gradients. Writes
+late_interaction.jsonl in bench/results/<device>.
 """
 
 import click
@@ -11,12 +11,12 @@ import torch
 
 from bench import time_and_memory
 from bench.results import write
-from bench.tables import of_rows
+from bench.tables import from_rows
 from fastsim import late_interaction
 from fastsim.benchmark import results
 from fastsim.benchmark.cases import Problem
 
-# What it is of: queries and documents, tokens of a query, of a document, width.
+# name -> (number of queries and of documents, tokens of a query, tokens of a document, width)
 SIZES = {"ColBERT": (128, 32, 300, 128), "ColPali": (16, 32, 1030, 128)}
 SMALL = (4, 32, 64, 128)
 DTYPES = ("float32", "bfloat16")
@@ -46,7 +46,7 @@ CALLS = {
 
 
 def problem(size, dtype):
-    """Queries (B, Lq, D) and documents (B, Ld, D) of unit tokens."""
+    """Queries (B, Lq, D) and documents (B, Ld, D) of tokens with norm 1."""
     batch, query_tokens, document_tokens, width = size
     generator = torch.Generator().manual_seed(0)
     sides = (
@@ -58,7 +58,7 @@ def problem(size, dtype):
 
 
 def peak(name, size, dtype):
-    """Megabytes (2^20 bytes) of one call; for a process of its own."""
+    """Megabytes (2^20 bytes) of one call; runs in a fresh process."""
     call = CALLS[name]
     return time_and_memory.rise(call, problem(size, dtype), call, problem(SMALL, dtype))
 
@@ -67,11 +67,11 @@ def measured(what, dtype, seconds):
     """Rows of one size and dtype."""
     size = SIZES[what]
     about = {"what": what, "size": size, "dtype": dtype}
-    given = problem(size, dtype)
-    return time_and_memory.rows(about, CALLS, given, seconds, peak, size, dtype)
+    inputs = problem(size, dtype)
+    return time_and_memory.rows(about, CALLS, inputs, seconds, peak, size, dtype)
 
 
-@of_rows(NAME)
+@from_rows(NAME)
 def table(rows):
     """The table of a device in bench/README.md."""
     lines = [
@@ -90,7 +90,7 @@ def table(rows):
 @click.command()
 @click.option("--what", multiple=True, type=click.Choice([*SIZES]), default=[*SIZES])
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), default=DTYPES)
-@click.option("--seconds", default=4.0, help="For the rounds of all at one size and dtype.")
+@click.option("--seconds", default=4.0, help="Time for each size and dtype.")
 def main(what, dtypes, seconds):
     """Measure and write."""
     about = results.environment()

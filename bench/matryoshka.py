@@ -1,11 +1,11 @@
-"""What prefixes cost: losses summed over four widths, beside the same loss of the full width alone.
+"""The cost of prefixes: losses summed over four widths, beside the loss of the full width alone.
 
     python -m bench.matryoshka [--seconds 12]
 
-Forward and backward of `fastsim.losses.Matryoshka`, the widths one after another, the dense formula
-so, and sentence-transformers' MatryoshkaLoss, in turns. Times are the processor's seconds of one
-thread, which other programs do not lengthen. Writes matryoshka.jsonl in bench/results/<device>;
-rows of losses and sizes that are not asked for stay there.
+Times forward + backward in turns: `fastsim.losses.Matryoshka`, the same loss width by width, the
+dense formula width by width, and MatryoshkaLoss of sentence-transformers. Times are processor
+seconds of one thread, which other programs do not lengthen. Writes matryoshka.jsonl in
+bench/results/<device>; rows of other losses and sizes in the file stay.
 """
 
 import time
@@ -14,7 +14,7 @@ import click
 import torch
 
 from bench.results import read, write
-from bench.tables import markdown, milliseconds, of_rows
+from bench.tables import from_rows, markdown, milliseconds
 from fastsim import losses
 from fastsim.benchmark import results, timing
 from fastsim.benchmark.baselines import sentence_transformers as peer
@@ -33,40 +33,40 @@ MODULES = {
 }
 
 
-def width_by_width(loss, given):
+def width_by_width(loss, arguments):
     def call(*leaves):
-        return sum(loss(*(leaf[:, :width] for leaf in leaves), *given) for width in WIDTHS)
+        return sum(loss(*(leaf[:, :width] for leaf in leaves), *arguments) for width in WIDTHS)
 
     return call
 
 
 def calls(name, problem):
-    """{by: call(*leaves)}."""
-    make, given = MODULES[name], problem.arguments
+    """{implementation: call(*leaves)}."""
+    make, arguments = MODULES[name], problem.arguments
     ours, dense = (make(**problem.options, backend=backend) for backend in ("cpu", "eager"))
     prefixes = losses.Matryoshka(ours, WIDTHS)
-    found = {
-        FULL: lambda *leaves: ours(*leaves, *given),
-        SWEEP: lambda *leaves: prefixes(*leaves, *given),
-        "width by width": width_by_width(ours, given),
-        "eager torch": width_by_width(dense, given),
+    result = {
+        FULL: lambda *leaves: ours(*leaves, *arguments),
+        SWEEP: lambda *leaves: prefixes(*leaves, *arguments),
+        "width by width": width_by_width(ours, arguments),
+        "eager torch": width_by_width(dense, arguments),
     }
     if name == "info_nce":
-        found["sentence-transformers"] = peer.info_nce_prefixes(peer.theirs, problem)
-    return found
+        result["sentence-transformers"] = peer.info_nce_prefixes(peer.theirs, problem)
+    return result
 
 
 def measured(name, rows, seconds, clock=time.process_time):
-    """The rows of results of one loss and size."""
+    """The result rows of one loss and size."""
     problem = CASES[name].problem(rows, WIDTHS[0])
-    both = {
+    functions = {
         by: runnable(call, problem, "forward + backward")
         for by, call in calls(name, problem).items()
     }
     about = {"loss": name, "rows": rows, "widths": list(WIDTHS), "products": results.instructions()}
-    for by, found in timing.in_turns(both, seconds=seconds, clock=clock).items():
+    for by, times in timing.in_turns(functions, seconds=seconds, clock=clock).items():
         row = about | {"by": by}
-        yield row | ({"not measured": found} if isinstance(found, str) else timing.summary(found))
+        yield row | ({"not measured": times} if isinstance(times, str) else timing.summary(times))
 
 
 def _place(row):
@@ -74,39 +74,40 @@ def _place(row):
 
 
 def ratios(rows):
-    """{place: {by: (best, best over that of the full width)}}."""
-    found = {}
+    """{place: {implementation: (best time, its ratio to that of the full width)}}."""
+    best_times = {}
     for row in rows:
         if "repeats ms" in row:
-            found.setdefault(_place(row), {})[row["by"]] = min(row["repeats ms"])
+            best_times.setdefault(_place(row), {})[row["by"]] = min(row["repeats ms"])
     return {
-        place: {by: (best, best / of[FULL]) for by, best in of.items()}
-        for place, of in found.items()
+        place: {by: (best, best / times[FULL]) for by, best in times.items()}
+        for place, times in best_times.items()
     }
 
 
-@of_rows(NAME)
+@from_rows(NAME)
 def table(rows):
     """The table of a device in bench/README.md."""
-    found = ratios(rows)
-    names = [by for by in dict.fromkeys(by for of in found.values() for by in of) if by != FULL]
+    by_place = ratios(rows)
+    names = dict.fromkeys(by for cells in by_place.values() for by in cells)
+    names = [by for by in names if by != FULL]
     lines = [
         [
-            *(loss, f"{rows:,}", unit, milliseconds(of[FULL][0])),
-            *(f"{of[by][1]:.2f}" if by in of else "" for by in names),
+            *(loss, f"{rows:,}", unit, milliseconds(cells[FULL][0])),
+            *(f"{cells[by][1]:.2f}" if by in cells else "" for by in names),
         ]
-        for (unit, rows, loss), of in found.items()
+        for (unit, rows, loss), cells in by_place.items()
     ]
     return markdown(["loss", "rows", "products", FULL, *names], lines)
 
 
 @click.command()
 @click.option("--loss", "names", multiple=True, type=click.Choice([*MODULES]), default=[*MODULES])
-@click.option("--rows", "sizes", multiple=True, type=int, default=SIZES, help="Of either side.")
-@click.option("--seconds", default=12.0, help="For the rounds of one loss at one size.")
+@click.option("--rows", "sizes", multiple=True, type=int, default=SIZES, help="Rows of each side.")
+@click.option("--seconds", default=12.0, help="Time for each loss and size.")
 def main(names, sizes, seconds):
     """Measure and write."""
-    about = results.environment("cpu")  # before the threads: these are in the device's name
+    about = results.environment("cpu")  # first, as the device's name has the number of threads
     torch.set_num_threads(1)
     _, kept = read(NAME, about["device"]) or (None, [])
     for name in names:

@@ -1,10 +1,10 @@
-"""What `fastsim.metrics` costs: a loss with its gradient, on and off in turns.
+"""The cost of `fastsim.metrics`: a loss and its gradient with and without it, in turns.
 
     python -m bench.metrics [--seconds 4]
 
-One row a loss and size: medians of the times, the median of the ratios of two that followed each
-other, which share what else the machine was doing, and whether value and gradients had the same
-bits. Times are the processor's seconds of one thread.
+A row for each loss and size has the medians of both times, the median of their ratios, and whether
+the loss and its gradients had the same bits. A ratio is that of two successive calls, which other
+load on the machine affects alike. Times are processor seconds of one thread.
 """
 
 import statistics
@@ -26,25 +26,25 @@ FEWEST = 5  # rounds
 
 
 def timed(call, problem, on):
-    """(seconds, value and gradients) of one step, seen or not."""
+    """(seconds, [loss, gradients]) of one step, with `fastsim.metrics` if `on`."""
     start = time.process_time()
     if on:
-        with fastsim.metrics() as seen:
+        with fastsim.metrics() as recorder:
             loss = step(call, problem)
-        seen.read()
+        recorder.read()
     else:
         loss = step(call, problem)
     return time.process_time() - start, [loss, *(leaf.grad for leaf in problem.leaves)]
 
 
 def measured(name, rows, seconds):
-    """The row of results of one loss and size."""
+    """The result row of one loss and size."""
     problem = CASES[name].problem(rows, WIDTH)
     call = ours("cpu").call(problem)
     same = all(map(torch.equal, *(timed(call, problem, on)[1] for on in (True, False))))
     times, end = {True: [], False: []}, time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[True]) < FEWEST:
-        # Either goes first, in turns: the second finds more in the caches.
+        # They take turns to be first, since the second call finds more in the caches.
         first = len(times[True]) % 2 == 0
         for on in (first, not first):
             times[on].append(timed(call, problem, on)[0])
@@ -64,19 +64,19 @@ def measured(name, rows, seconds):
 
 @click.command()
 @click.option("--loss", "losses", multiple=True, type=click.Choice(LOSSES), default=LOSSES)
-@click.option("--rows", multiple=True, type=int, default=SIZES, help="Of either side.")
-@click.option("--seconds", default=4.0, help="For one loss at one size.")
+@click.option("--rows", multiple=True, type=int, default=SIZES, help="Rows of each side.")
+@click.option("--seconds", default=4.0, help="Time for each loss and size.")
 def main(losses, rows, seconds):
-    """Measure and write bench/results/<device>/metrics.jsonl; other rows stay there."""
+    """Measure and write bench/results/<device>/metrics.jsonl; other rows in the file stay."""
     about = environment("cpu")
     torch.set_num_threads(1)
-    _, kept = read("metrics", about["device"]) or (None, [])
-    found = {(row["loss"], row["rows"]): row for row in kept}
+    _, earlier = read("metrics", about["device"]) or (None, [])
+    result = {(row["loss"], row["rows"]): row for row in earlier}
     for name in losses:
         for size in rows:
-            found[name, size] = measured(name, size, seconds)
-            click.echo(found[name, size])
-            write("metrics", list(found.values()), about)
+            result[name, size] = measured(name, size, seconds)
+            click.echo(result[name, size])
+            write("metrics", list(result.values()), about)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Time and memory of mining hard negatives in a large corpus, through the library's function.
+"""The time and memory of `fastsim.mine_hard_negatives` in a large corpus.
 
-Usage: python -m bench.mining [--rows 100000] [--dim 384]. Embeddings are random: each query is its
-positive with noise. Result: bench/results/mining/DEVICE.json.
+    python -m bench.mining [--rows 100000] [--dim 384]
+
+Embeddings are random; each query is its positive plus noise. Writes
+bench/results/mining/DEVICE.json.
 """
 
 import argparse
@@ -28,7 +30,7 @@ def main():
     corpus = torch.randn(options.rows, options.dim)
     queries = corpus + 0.7 * torch.randn_like(corpus)
     limits = {"count": 4, "ranks": (5, 40), "relative_margin": 0.05}
-    fastsim.mine_hard_negatives(queries[:256], corpus[:256], **limits)  # libraries are loaded
+    fastsim.mine_hard_negatives(queries[:256], corpus[:256], **limits)  # loads libraries
     before, start = peak(), time.perf_counter()
     rows, scores = fastsim.mine_hard_negatives(queries, corpus, **limits)
     seconds, after = time.perf_counter() - start, peak()
@@ -51,20 +53,19 @@ def main():
 
 
 def peak():
-    """Bytes of memory that this process held at most."""
+    """The peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def check(queries, corpus, rows, scores):
-    """A few queries against all of the corpus in float64."""
+    """Compares the negatives of a few queries with a search of the whole corpus in float64."""
     unit = torch.nn.functional.normalize(corpus.double(), dim=1)
     for row in torch.randint(len(queries), (20,)).tolist():
         cosines = unit @ torch.nn.functional.normalize(queries[row].double(), dim=0)
         positive, cosines[row] = float(cosines[row]), -torch.inf
-        values, near = cosines.topk(40)
-        kept = [r for r, v in zip(near.tolist(), values.tolist(), strict=True)][4:]
-        kept = [r for r in kept if float(cosines[r]) <= 0.95 * positive][:4]
-        assert rows[row].tolist() == kept, (row, rows[row].tolist(), kept)
+        near = cosines.topk(40).indices
+        expected = [r for r in near.tolist()[4:] if float(cosines[r]) <= 0.95 * positive][:4]
+        assert rows[row].tolist() == expected, (row, rows[row].tolist(), expected)
         assert (scores[row].double() - cosines[rows[row]]).abs().max() < 1e-5
 
 

@@ -1,13 +1,13 @@
-"""python -m bench.over_products: losses on a CPU over the matrix products that they need.
+"""python -m bench.over_products: the times of losses on a CPU over those of their matrix products.
 
-Forward and backward of each headline loss, in turns with the libraries that it is compared with and
-with bare panel products by torch: as many as an exact loss needs, from panels that fit the cache,
-with nothing between them (`Case.products`). "of products" is the best time over theirs. With
---threads 1 times are the processor's seconds of one thread, which other programs on the machine
-lengthen less. Writes over_products.jsonl in bench/results/<device>; rows of other losses, sizes and
-numbers of threads stay there.
+Times forward + backward of each headline loss, in turns with another library and with bare panel
+products by torch. These are as many products as an exact loss needs (`Case.products`), of panels
+that fit into cache, with nothing between them. "of products" is the best time over theirs. With
+--threads 1 times are processor seconds of one thread, which other programs lengthen less. Writes
+over_products.jsonl in bench/results/<device>; rows of other losses, sizes and numbers of threads in
+the file stay.
 
-FASTSIM_AMX=0 leaves a processor's matrix unit out of use: the products of both are then float32.
+FASTSIM_AMX=0 turns the matrix unit off; the products of both are then float32.
 """
 
 import time
@@ -16,7 +16,7 @@ import click
 import torch
 
 from bench.results import FOLDER, write
-from bench.tables import markdown, of_rows
+from bench.tables import from_rows, markdown
 from fastsim.backends import get
 from fastsim.benchmark import results
 from fastsim.benchmark.baselines import baseline_named
@@ -50,37 +50,37 @@ def measured(loss, rows, width, seconds):
         else:
             functions[name] = runnable(call, problem, "forward + backward")
     functions[PRODUCTS] = bare_products(rows, width, count=case.products[1])
-    found_by = in_turns(functions, seconds=seconds, fewest=3, clock=clock) | missing
-    floor = min(found_by[PRODUCTS])
+    times_by = in_turns(functions, seconds=seconds, fewest=3, clock=clock) | missing
+    products_time = min(times_by[PRODUCTS])
     about = {"loss": loss, "rows": rows, "width": width, "threads": threads}
     about["kernels"] = get("cpu").note().removeprefix(", ")
-    for by, found in found_by.items():
+    for by, times in times_by.items():
         row = about | {"by": by}
-        if isinstance(found, str):
-            yield row | {"not measured": found}
+        if isinstance(times, str):
+            yield row | {"not measured": times}
         else:
-            yield row | summary(found) | {"of products": round(min(found) / floor, 3)}
+            yield row | summary(times) | {"of products": round(min(times) / products_time, 3)}
 
 
-@of_rows(NAME)
+@from_rows(NAME)
 def table(rows):
     """The table of a device in bench/README.md."""
-    found = {}
+    best_times = {}
     for row in rows:
         if "repeats ms" in row and row["threads"] > 1:
             place = row["loss"], row["kernels"]
-            found.setdefault(place, {})[row["by"], row["rows"]] = min(row["repeats ms"])
-    sizes = sorted({rows for times in found.values() for _, rows in times})
+            best_times.setdefault(place, {})[row["by"], row["rows"]] = min(row["repeats ms"])
+    sizes = sorted({rows for times in best_times.values() for _, rows in times})
     head = ["loss", "kernels", "beside", *(f"N = {rows:,}" for rows in sizes)]
     lines = [
         [*place, *BASELINES[place[0]], *(_cell(times, place[0], rows) for rows in sizes)]
-        for place, times in found.items()
+        for place, times in best_times.items()
     ]
     return markdown(head, lines, left=3)
 
 
 def _cell(times, loss, rows):
-    """Ours over the products, and the peer's over ours."""
+    """The time of fastsim over that of the products, and that of the peer over that of fastsim."""
     ours, products, peer = (times.get((by, rows)) for by in (OURS, PRODUCTS, *BASELINES[loss]))
     if not (ours and products):
         return ""
@@ -89,22 +89,23 @@ def _cell(times, loss, rows):
 
 @click.command(help=__doc__)
 @click.option("--loss", "losses", multiple=True, type=click.Choice([*BASELINES]), default=BASELINES)
-@click.option("--rows", multiple=True, type=int, default=(2048, 8192), help="Of either side.")
+@click.option("--rows", multiple=True, type=int, default=(2048, 8192), help="Rows of each side.")
 @click.option("--width", default=384)
-@click.option("--seconds", default=8.0, help="For the rounds of one loss at one size.")
-@click.option("--threads", type=int, help="By default as many as torch takes.")
+@click.option("--seconds", default=8.0, help="Time for each loss and size.")
+@click.option("--threads", type=int, help="Number of threads. Default: that of torch.")
 def main(losses, rows, width, seconds, threads):
-    about = results.environment(settings={"seconds": seconds})  # its device names all threads
+    # First, as the device's name has the number of threads.
+    about = results.environment(settings={"seconds": seconds})
     torch.set_num_threads(threads or torch.get_num_threads())
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
-    kept = results.read(path)[1] if path.is_file() else []
-    rows_found = {tuple(row[key] for key in KEY): row for row in kept}
+    earlier = results.read(path)[1] if path.is_file() else []
+    result = {tuple(row[key] for key in KEY): row for row in earlier}
     for loss in losses:
         for count in rows:
             for row in measured(loss, count, width, seconds):
-                rows_found[tuple(row[key] for key in KEY)] = row
+                result[tuple(row[key] for key in KEY)] = row
                 click.echo(row)
-        write(NAME, list(rows_found.values()), about)
+        write(NAME, list(result.values()), about)
 
 
 if __name__ == "__main__":

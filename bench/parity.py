@@ -1,10 +1,10 @@
-"""python -m bench.parity: how far losses are from the peers that they replace.
+"""python -m bench.parity: how far losses differ from the peers that they replace.
 
-A thousand random cases over shapes, temperatures and dtypes, of the drop-in module where there is
-one, else of the function. Of each the difference to the peer on the same embeddings, of the value
-relative to 1 + |value|, of the gradient relative to its norm (the worst leaf counts); where they
-differ by more than rounding, the errors of both against the peer in float64 say whose it is.
-Writes bench/results/<device>/parity.jsonl, of kernels under Triton's interpreter
+Compares the drop-in module, or if there is none the function, with the peer in a thousand random
+cases over shapes, temperatures and dtypes, on the same embeddings. The difference of the value is
+relative to 1 + |value|, that of the gradient relative to its norm (the worst leaf counts). If they
+differ by more than rounding, the errors of both, relative to the peer in float64, show which one is
+off. Writes parity.jsonl in bench/results/<device>, for kernels under Triton's interpreter
 parity_kernels.jsonl.
 """
 
@@ -27,45 +27,50 @@ from fastsim.benchmark.calls import reason, step
 from fastsim.benchmark.cases import CASES, MEMBERS
 from fastsim.benchmark.results import environment
 
-CASE_COUNT = 1000  # of a loss and a peer, an equal share for every dtype
-# At least two groups: within one a softmax has nothing to tell apart, its gradient is rounding.
+CASE_COUNT = 1000  # for each loss and peer, an equal share for every dtype
+# There are at least two groups: a softmax over a single group has a gradient of rounding errors.
 FEWEST_ROWS, MOST_ROWS, MOST_WIDTH = MEMBERS + 1, 96, 128
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Triton's interpreter does not compute in bfloat16 ("Debugging Triton", limitations).
 INTERPRETED_DTYPES = tuple(dtype for dtype in DTYPES if dtype != torch.bfloat16)
-# What a user imports, as against a formula written out.
+# The packages that a user imports, without formulas written out.
 PEERS = [baseline for baseline in BASELINES.values() if baseline.drop_in]
-# Of other packages their kernels, where Triton's interpreter runs them: TRITON_INTERPRET=1.
+# Packages with kernels that Triton's interpreter can run (TRITON_INTERPRET=1).
 KERNELS = [
     baseline for baseline in BASELINES.values() if baseline.unsupported_reason is gpu_or_interpreted
 ]
 INTERPRETED_CASES = 40
 
 
-def drawn(case, dtype, chance):
-    """One random problem of a case: shape, temperature or scale or margin."""
-    rows, width = chance.randint(FEWEST_ROWS, MOST_ROWS), 2 * chance.randint(1, MOST_WIDTH // 2)
+def random_problem(case, dtype, generator):
+    """A problem of a case with random shape, and random temperature, scale or margin."""
+    rows, width = (
+        generator.randint(FEWEST_ROWS, MOST_ROWS),
+        2 * generator.randint(1, MOST_WIDTH // 2),
+    )
     if interpreted():
-        width = 2 ** chance.randint(4, 6)  # what every kernel takes
+        width = 2 ** generator.randint(4, 6)  # widths that every kernel serves
     options = {}
     if "temperature" in case.options:
         # The debiased loss of a kernel has terms e^((cos - 1) / temperature) in float32.
-        options["temperature"] = 10 ** chance.uniform(-1 if "tau_plus" in case.options else -2, 1)
+        options["temperature"] = 10 ** generator.uniform(
+            -1 if "tau_plus" in case.options else -2, 1
+        )
     if "scale" in case.options:
-        options["scale"] = 10 ** chance.uniform(0, 2)
+        options["scale"] = 10 ** generator.uniform(0, 2)
     if "margin" in case.options:
-        # That of circle is one of cosines; far above 1 its losses are too small for float32.
-        options["margin"] = chance.uniform(0, 0.5 if "gamma" in case.options else 2)
-    seed = chance.randrange(2**31)
+        # The margin of circle is a cosine; far above 1 the losses are too small for float32.
+        options["margin"] = generator.uniform(0, 0.5 if "gamma" in case.options else 2)
+    seed = generator.randrange(2**31)
     return case.problem(rows, width, dtype=dtype, seed=seed, **options)
 
 
-def replaced(case, peer):
-    """(name, make(problem)) of what stands in the peer's place, or None where nothing does."""
+def replacement(case, peer):
+    """(name, make(problem)) of fastsim's loss in place of the peer's, or None."""
     try:
         make = peer.drop_in[case.name]
         make(case.problem(FEWEST_ROWS, 16))
-    except (ImportError, AttributeError, KeyError):  # no drop-in of this package, or of this loss
+    except (ImportError, AttributeError, KeyError):  # this package or this loss has no drop-in
         if case.function is None:
             return None
         return f"fastsim.{case.function.__name__}", ours("cpu").call
@@ -73,7 +78,7 @@ def replaced(case, peer):
 
 
 def exact(case, peer):
-    """make(problem) of what is right in float64: the peer, for kernels the dense formula."""
+    """make(problem) of the loss that is exact in float64: the peer, or for kernels the formula."""
     if isinstance(peer, kernel_cases.KernelBaseline):
         return peer.truth
     return BASELINES["eager torch"].call if peer in KERNELS else peer.call
@@ -84,31 +89,34 @@ def outputs(make, problem):
     return [step(make(problem), problem), *(leaf.grad for leaf in problem.leaves)]
 
 
-def apart(found, wanted):
-    """(of the values, relative to 1 + |value|; the largest of the gradients, to their norm)."""
-    value, *gradients = found
-    truth, *others = wanted
-    # log(1 + little) is rounded as the 1 is.
-    of_value = ((value.double() - truth.double()).abs() / (1 + truth.double().abs())).item()
-    return of_value, max(map(relative, gradients, others))
+def differences(result, expected):
+    """(difference of the losses, largest difference of the gradients) of two `outputs`.
+
+    The former is relative to 1 + |loss|, the latter to the norm of the gradient.
+    """
+    value, *gradients = result
+    expected_value, *expected_gradients = (tensor.double() for tensor in expected)
+    # Relative to 1 too, since log(1 + x) for a small x is rounded like 1.
+    value_difference = (value.double() - expected_value).abs() / (1 + expected_value.abs())
+    return value_difference.item(), max(map(relative, gradients, expected_gradients))
 
 
-def difference(case, peer, make, dtype, chance):
-    """(value, gradient, our gradient's error, theirs) of one random case."""
-    problem = drawn(case, dtype, chance)
+def compare_once(case, peer, make, dtype, generator):
+    """(value, gradient, error of our gradient, error of theirs) of one random problem."""
+    problem = random_problem(case, dtype, generator)
     try:
         theirs = outputs(peer.call, problem)
-    except Exception as error:  # of any kind: a dtype that it does not take
+    except Exception as error:  # of any kind, such as for a dtype that it does not serve
         raise UnavailableError(reason(error)) from error
     mine = outputs(make, problem)
     truth = outputs(exact(case, peer), problem.to(torch.float64))
-    return *apart(mine, theirs), apart(mine, truth)[1], apart(theirs, truth)[1]
+    return *differences(mine, theirs), differences(mine, truth)[1], differences(theirs, truth)[1]
 
 
 def compare(case, peer, dtype, count, seed=0):
-    """The result row of a pair: median and worst of `count` random cases, or the peer's refusal."""
-    chance = random.Random(f"{case.name} {peer.name} {dtype} {seed}")
-    name, make = replaced(case, peer)
+    """The result row of a loss and a peer: median and worst of `count` cases, or a reason."""
+    generator = random.Random(f"{case.name} {peer.name} {dtype} {seed}")
+    name, make = replacement(case, peer)
     row = {
         "loss": case.name,
         "by": name,
@@ -117,18 +125,18 @@ def compare(case, peer, dtype, count, seed=0):
         "cases": count,
     }
     try:
-        found = [difference(case, peer, make, dtype, chance) for _ in range(count)]
+        problems = [compare_once(case, peer, make, dtype, generator) for _ in range(count)]
     except UnavailableError as error:
         return row | {"not measured": str(error)}
     kinds = ("value", "gradient", "our error", "their error")
-    for kind, values in zip(kinds, torch.tensor(found, dtype=torch.float64).T, strict=True):
-        # A NaN counts as the worst.
+    for kind, values in zip(kinds, torch.tensor(problems, dtype=torch.float64).T, strict=True):
+        # The maximum of values with a NaN is NaN.
         row |= {f"{kind} median": values.nanmedian().item(), f"{kind} worst": values.max().item()}
     return row
 
 
 def pairs():
-    """(case, peer) of every loss of a peer that is here and that something stands in for."""
+    """Yields (case, peer) of every loss of an installed peer that fastsim replaces."""
     peers = KERNELS if interpreted() else PEERS
     known = [(CASES[name], peer) for peer in peers for name in peer.losses]
     for case, peer in (*known, *(kernel_cases.PAIRS if interpreted() else DROP_INS)):
@@ -136,15 +144,19 @@ def pairs():
             peer.call(case.problem(FEWEST_ROWS, 16))
         except UnavailableError:
             continue
-        if replaced(case, peer):
+        if replacement(case, peer):
             yield case, peer
 
 
 @click.command()
-@click.option("--cases", type=int, help=f"{CASE_COUNT}, of kernels {INTERPRETED_CASES} by default")
-@click.option("--resume", is_flag=True, help="go on where a run was broken off")
+@click.option(
+    "--cases",
+    type=int,
+    help=f"Cases of each loss and peer. Default: {CASE_COUNT}, for kernels {INTERPRETED_CASES}.",
+)
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 def main(cases, resume):
-    """Compare, print and write; under TRITON_INTERPRET=1 the kernels of GPU packages."""
+    """Compare, print and write; under TRITON_INTERPRET=1 for the kernels of GPU packages."""
     cases = cases or (INTERPRETED_CASES if interpreted() else CASE_COUNT)
     name = "parity_kernels" if interpreted() else "parity"
     about, rows = environment("cpu", {"cases": cases}), []

@@ -1,9 +1,9 @@
-"""python -m bench.ranks: what the loss of a step takes on many GPUs, on paper. Nothing is measured.
+"""python -m bench.ranks: estimates the time of a loss on many GPUs. Nothing is measured.
 
-The arithmetic of `fastsim plan` with as many rows on every rank: the bytes to and from a rank
-against its products, gathered or around the ring, and the rows of a rank at which the one takes as
-long as the other. Peak rates of data sheets, which no program reaches. Writes
-bench/results/ranks.jsonl.
+This is the arithmetic of `fastsim plan` with equally many rows on every rank. It compares the bytes
+to and from a rank with its products, for gathered candidates and for the ring, and finds the rows
+of a rank at which both take the same time. Rates are peaks of data sheets, which no program
+reaches. Writes bench/results/ranks.jsonl.
 """
 
 import click
@@ -12,7 +12,7 @@ from bench.results import FOLDER
 from fastsim.benchmark import results
 from fastsim.cli.plan import GATHER, RING, Plan, memory, rounds, times
 
-LINKS = {"NVLink": 450e9, "InfiniBand": 50e9}  # bytes a second to a GPU, and as many from it
+LINKS = {"NVLink": 450e9, "InfiniBand": 50e9}  # bytes per second in each direction of a GPU
 RATE = 989.4e12
 ABOUT = {
     "estimate": "on paper: no device has measured any of it",
@@ -27,15 +27,15 @@ FILE = FOLDER / "ranks.jsonl"
 
 
 def plan_of(ranks, exchange, rows=ROWS):
-    """A step of so many ranks with as many rows each."""
+    """The `Plan` of a step of this many ranks with `rows` rows each."""
     shape = {"batch_size": rows * ranks, "dim": WIDTH, "ranks": ranks, "bytes_each": 2}
     return Plan(**shape, gpu=True, loss=LOSS, exchange=exchange)
 
 
 def seconds(plan, link):
-    """(of the products, of the exchange that they do not hide)."""
-    found = {stage: value for stage, value, _ in times(plan, RATE, link)}
-    return found["loss"], found["exchange"]
+    """(seconds of the products, seconds of the exchange that the products do not hide)."""
+    stages = {stage: value for stage, value, _ in times(plan, RATE, link)}
+    return stages["loss"], stages["exchange"]
 
 
 def rows():
@@ -57,25 +57,28 @@ def rows():
                     **{"memory GB": round(sum(size for _, size, _ in memory(plan)) / 1e9, 2)},
                 }
     for link, rate in LINKS.items():
-        for faster, between in crossings(rate):
-            yield {"link": link, "faster": faster, "from rows": between[0], "to rows": between[1]}
+        for faster, (fewest, most) in crossings(rate):
+            yield {"link": link, "faster": faster, "from rows": fewest, "to rows": most}
 
 
 def crossings(link, ranks=512, most=1 << 20):
-    """[(the faster exchange, (from, to) rows of a rank)], by the rows of a rank up to `most`."""
-    found, step = [], 64
+    """[(the faster exchange, [fewest, most] rows of a rank)], up to `most` rows of a rank."""
+    result, step = [], 64
     for count in range(step, most, step):
         gather, ring = (sum(seconds(plan_of(ranks, way, count), link)) for way in (GATHER, RING))
         faster = GATHER if gather <= ring else RING
-        if found and found[-1][0] == faster:
-            found[-1][1][1] = count
+        if result and result[-1][0] == faster:
+            result[-1][1][1] = count
         else:
-            found.append((faster, [count, count]))
-    return found
+            result.append((faster, [count, count]))
+    return result
 
 
-def holds_most(capacity):
-    """The most ranks of `ROWS` rows whose gathered candidates fit into so many bytes."""
+def most_gathered_ranks(capacity):
+    """The most ranks (a power of two) of `ROWS` rows whose gathered batch fits into `capacity`.
+
+    capacity: bytes.
+    """
     ranks = 1
     while sum(size for _, size, _ in memory(plan_of(2 * ranks, GATHER))) <= capacity:
         ranks *= 2
@@ -85,7 +88,7 @@ def holds_most(capacity):
 @click.command()
 def main():
     """Write the estimates."""
-    about = ABOUT | {"ranks that 80 GB hold gathered": holds_most(80e9)}
+    about = ABOUT | {"ranks that 80 GB hold gathered": most_gathered_ranks(80e9)}
     results.write(FILE, about, list(rows()))
     click.echo(FILE)
 

@@ -1,9 +1,8 @@
-"""python -m bench.report: the tables and figures of README.md and bench/README.md, made from the
-result files.
+"""python -m bench.report: makes the tables and figures of README.md and bench/README.md.
 
-A table stands between `<!-- table: NAME OF -->` and `<!-- end -->`, OF a device's folder below
-bench/results or a kind of device; tests/test_readme.py checks that what stands there is what the
-files say.
+They are made from the result files. A table stands between `<!-- table: NAME OF -->` and
+`<!-- end -->`, where OF is a device's folder in bench/results or a kind of device.
+tests/test_readme.py checks that the tables are those of the files.
 """
 
 import re
@@ -38,16 +37,16 @@ PAGES = (README, RESULTS)
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES = {
-    "time": tables.of_device(tables.time),
-    "autocast": tables.of_kind(tables.of_file(tables.time, "autocast"), "autocast"),
-    "bfloat16": tables.of_kind(tables.of_file(tables.every, "bfloat16"), "bfloat16"),
+    "time": tables.from_run(tables.time),
+    "autocast": tables.for_every_device(tables.from_run_in(tables.time, "autocast"), "autocast"),
+    "bfloat16": tables.for_every_device(tables.from_run_in(tables.every, "bfloat16"), "bfloat16"),
     "gains": tables.gains,
-    "cosent": tables.of_device(tables.cosent),
-    "memory": tables.of_device(tables.memory),
+    "cosent": tables.from_run(tables.cosent),
+    "memory": tables.from_run(tables.memory),
     "memories": tables.memories,
-    "slower": tables.of_device(tables.slower),
-    "spread": tables.of_device(tables.spread),
-    "scaling": tables.of_device(tables.scaling),
+    "slower": tables.from_run(tables.slower),
+    "spread": tables.from_run(tables.spread),
+    "scaling": tables.from_run(tables.scaling),
     "pictures": tables.pictures,
     "gpu": gpu_table.table,
     "kernels": gpu_kernels.table,
@@ -57,15 +56,15 @@ TABLES = {
     "kernel_parity": tables.kernel_parity,
     "examples": examples,
     "peer_suites": peer_suites,
-    "late_interaction": tables.of_kind(late_interaction.table, late_interaction.NAME),
+    "late_interaction": tables.for_every_device(late_interaction.table, late_interaction.NAME),
     "drop_ins": drop_ins.table,
     "drop_ins_training": drop_ins.training_table,
-    "many_classes": tables.of_kind(many_classes.table, many_classes.NAME),
+    "many_classes": tables.for_every_device(many_classes.table, many_classes.NAME),
     "large_batch": large_batch.table,
-    "matryoshka": tables.of_kind(matryoshka.table, matryoshka.NAME),
-    "over_products": tables.of_kind(over_products.table, over_products.NAME),
-    "amx": tables.of_kind(amx.table, amx.NAMES),
-    "errors": tables.of_kind(errors.table, errors.NAME),
+    "matryoshka": tables.for_every_device(matryoshka.table, matryoshka.NAME),
+    "over_products": tables.for_every_device(over_products.table, over_products.NAME),
+    "amx": tables.for_every_device(amx.table, amx.NAMES),
+    "errors": tables.for_every_device(errors.table, errors.NAME),
     "improved": lambda _: improved_table(),
     "crossed": lambda _: crossed_table(),
     "token_vectors": token_vectors.table,
@@ -74,11 +73,11 @@ TABLES = {
 
 
 def filled(text):
-    """The text with every marked table made anew."""
+    """The text, with every marked table made again."""
 
     def make(match):
-        head, name, of, end = match.groups()
-        return f"{head}{TABLES[name](of)}\n{end}"
+        head, name, device, end = match.groups()
+        return f"{head}{TABLES[name](device)}\n{end}"
 
     return MARKED.sub(make, text)
 

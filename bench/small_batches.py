@@ -1,10 +1,11 @@
-"""python -m bench.small_batches: every loss on the CPU at 64 x 384, where a call's own cost shows.
+"""python -m bench.small_batches: every loss on the CPU at 64 x 384, where the cost of a call shows.
 
---rows takes other numbers of rows: those that no register tile divides are its edges.
+--rows sets other numbers of rows, such as those that the height of a register tile does not divide.
 
-Of each loss the time of the forward pass alone and with backward, ours beside the dense formula in
-eager torch and, of the headlines, beside torch.compile of it: one thread, in turns. Writes
-small_batches.jsonl in bench/results/<device>; rows of other losses, sizes and kernels stay there.
+Times the forward pass and forward + backward of each loss in one thread, in turns with the dense
+formula in eager torch, and for headline losses with that formula under torch.compile. Writes
+small_batches.jsonl in bench/results/<device>; rows of other losses, sizes and kernels in the file
+stay.
 """
 
 import time
@@ -24,48 +25,46 @@ from fastsim.benchmark.memory import GIB, limited, usual_limit
 NAME, BY = "small_batches", ("fastsim cpu", "eager torch", "torch.compile")
 KEY = ("loss", "rows", "width", "measure", "by", "kernels")
 WIDTH = 384
-MOST = 2000  # rounds
+MOST_ROUNDS = 2000
 
 
 def _calls(problem, which):
-    """{who: one pass} of those that have the loss."""
-    found = {}
+    """{implementation: a function that does one pass}, of the implementations with this loss."""
+    calls = {}
     for by in BY:
         try:
-            found[by] = runnable(baseline_named(by).call(problem), problem, which)
+            calls[by] = runnable(baseline_named(by).call(problem), problem, which)
         except (UnavailableError, KeyError):
             continue
-    return found
+    return calls
 
 
 def times(loss, count, seconds, clock):
-    """A row for each of them and each pass, taken in turns; count: rows of the batch."""
+    """A row for each implementation and pass, timed in turns. count: rows of the batch."""
     problem = CASES[loss].problem(count, WIDTH)
     kernels = get("cpu").note().removeprefix(", ")
     for which in PASSES:
-        with limited(int(usual_limit() * GIB)):  # some formulas take the square of the matrix
-            found_by = timing.in_turns(
-                _calls(problem, which), seconds=seconds, most=MOST, clock=clock
-            )
-        for by, found in found_by.items():
+        calls = _calls(problem, which)
+        with limited(int(usual_limit() * GIB)):  # some formulas need the square of the score matrix
+            times_by = timing.in_turns(calls, seconds=seconds, most=MOST_ROUNDS, clock=clock)
+        for by, rounds in times_by.items():
             row = {"loss": loss, "rows": count, "width": WIDTH, "measure": which, "by": by}
             row["kernels"] = kernels
-            yield row | (
-                {"not measured": found} if isinstance(found, str) else timing.summary(found)
-            )
+            failed = isinstance(rounds, str)
+            yield row | ({"not measured": rounds} if failed else timing.summary(rounds))
 
 
 @click.command()
 @click.option("--loss", "losses", multiple=True, type=click.Choice([*CASES]), default=[*CASES])
-@click.option("--rows", "counts", multiple=True, type=int, default=(64,), help="Of either side.")
-@click.option("--seconds", default=0.6, help="For the rounds of one pass of one loss.")
+@click.option("--rows", "counts", multiple=True, type=int, default=(64,), help="Rows of each side.")
+@click.option("--seconds", default=0.6, help="Time for one pass of one loss.")
 def main(losses, counts, seconds):
     """Measure and write."""
-    about = results.environment()  # before the threads: these are in the device's name
+    about = results.environment()  # first, as the device's name has the number of threads
     torch.set_num_threads(1)
     path = FOLDER / about["device"] / f"{NAME}.jsonl"
-    kept = results.read(path)[1] if path.is_file() else []
-    rows = {_key(row): row for row in kept}
+    earlier = results.read(path)[1] if path.is_file() else []
+    rows = {_key(row): row for row in earlier}
     for loss in losses:
         for count in counts:
             for row in times(loss, count, seconds, time.perf_counter):

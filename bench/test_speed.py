@@ -1,10 +1,10 @@
-"""pytest bench: every loss by fastsim's backends and its baselines, a table per loss, size and
-pass.
+"""pytest bench: times every loss with fastsim's backends and the baselines.
 
     pytest bench [--sizes 64,512,2048] [--dims 384] [--device cpu] [-k siglip]
 
-The rate and the share of the measured ceiling (the library's product at that size) are extra
-information: --benchmark-json keeps them. A baseline that is not here is skipped with its reason.
+There is a table for each loss, size and pass. --benchmark-json also writes the rate and its share
+of the measured ceiling (the library's product at that size). A baseline that is not installed is
+skipped with the reason.
 """
 
 import functools
@@ -41,16 +41,16 @@ def ceiling(rows, width, device, dtype):
     return product_rows(rows, width, device=device, dtype=dtype, seconds=0.2)["GFLOP/s"]
 
 
-@pytest.mark.filterwarnings("ignore")  # of baselines and what they import
+@pytest.mark.filterwarnings("ignore")  # baselines and the packages that they import may warn
 def test_speed(benchmark, settings, case, baseline, rows, width, which):
     benchmark.group = f"{case.name}, {rows:,} x {width}, {which}"
-    problem = case.problem(rows, width, **settings.inputs)
+    problem = case.problem(rows, width, **settings.problem_options)
     try:
         function = runnable(baseline.call(problem), problem, which)
         with limited(settings.bytes_limit, settings.device):
             function()
             benchmark(function)
-    except Exception as error:  # a baseline's own, of any kind
+    except Exception as error:  # a baseline may raise anything
         if baseline.package == "fastsim" and not isinstance(error, UnavailableError):
             raise
         pytest.skip(reason(error))

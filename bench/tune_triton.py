@@ -1,11 +1,11 @@
-"""The block sizes of the Triton backend, timed on the GPU at hand: nothing tunes by itself.
+"""Times block sizes of the Triton backend on this machine's GPU. The backend itself tunes nothing.
 
     python -m bench.tune_triton [--depth 768] [--rows 8192] [--columns 32768]
 
-For operands of float16 and tf32, times the passes of two losses with every candidate, prints the
+For operands of float16 and tf32 it times the passes of two losses with every candidate, prints the
 fastest as an entry of fastsim/backends/triton/kernels/table.py, and writes all of them to
-bench/results/<device>/tune_triton.jsonl. A candidate that does not build or fit is a line too.
-Most of its minutes are compilation.
+bench/results/<device>/tune_triton.jsonl, also those that do not compile or fit. Compilation takes
+most of the time.
 """
 
 import itertools
@@ -25,7 +25,7 @@ TILES = ((64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 
 
 def milliseconds(function, seconds):
-    """Median by device events after a warm-up."""
+    """The median time of a call by device events, after a warm-up."""
     function()
     torch.cuda.synchronize()
     times, deadline = [], time.monotonic() + seconds
@@ -40,19 +40,19 @@ def milliseconds(function, seconds):
 
 
 def candidates(architecture, name):
-    """Every BlockSizes worth a try for operands of that kind."""
-    described = architecture.startswith("sm_") and int(architecture[3:]) >= 90
+    """Every `BlockSizes` that may be fast for operands of that kind."""
+    has_descriptors = architecture.startswith("sm_") and int(architecture[3:]) >= 90
     for (rows, columns), warps, stages, width, descriptors in itertools.product(
-        TILES, (4, 8), (2, 3, 4), (32, 64), (False, True) if described else (False,)
+        TILES, (4, 8), (2, 3, 4), (32, 64), (False, True) if has_descriptors else (False,)
     ):
-        # More scores a thread than its registers hold, or fewer than feed a product of warps.
+        # Not more scores of a thread than its registers hold, nor too few to feed a warp's product.
         if 32 <= rows * columns // (32 * warps) <= 128:
             step = table.LINE // (2 if name == "float16" else 4)
             yield table.BlockSizes(rows, columns, step, 8, warps, stages, width, 0, descriptors)
 
 
 def passes(rows, columns, depth, dtype, device):
-    """{name: callable}: a fused pass of either kind, and the two passes that the softmax's
+    """{name: function}: the fused passes of softmax and sigmoid, and the two passes that the former
     replaces.
     """
     backend = get("triton")
@@ -84,16 +84,16 @@ def passes(rows, columns, depth, dtype, device):
 
 
 def measured(key, sizes, work):
-    """Milliseconds of each pass with these block sizes, or why there are none."""
+    """Milliseconds of each pass with these block sizes, or the reason why there are none."""
     table.TABLE[key] = sizes
     try:
         return {name: milliseconds(run, 0.05) for name, run in work.items()}
-    except Exception as error:  # registers, shared memory, or the compiler's own limits
+    except Exception as error:  # too many registers, too much shared memory, a compiler's limit
         return {"not_measured": f"{type(error).__name__}: {error}"[:200]}
 
 
 def tune(rows, columns, depth, name, device):
-    """One row for each candidate of one operand type."""
+    """A row for each candidate for one type of operands."""
     architecture = table.architecture(device)
     key = architecture, name, table.bucket(depth)
     before = dict(table.TABLE)
@@ -109,12 +109,12 @@ def tune(rows, columns, depth, name, device):
 
 
 def entry(rows):
-    """The line of the table that the rows of one operand type lead to."""
+    """The line of the table with the fastest candidate for one type of operands."""
     timed = [row for row in rows if "not_measured" not in row]
     if not timed:
         raise click.ClickException("no candidate ran")
     best = min(timed, key=lambda row: row["softmax fused pass"] + row["sigmoid fused pass"])
-    # To spare a product pays at this depth if it beats two products.
+    # Sparing a product pays at this depth if the fused pass is faster than the two passes.
     two_passes = best["softmax forward reduction"] + best["softmax score gradient"]
     pays = best["softmax fused pass"] < two_passes
     spare = best["depth"] if pays else 2 * best["depth"]
@@ -127,18 +127,18 @@ def entry(rows):
 @click.option("--columns", default=32768, show_default=True)
 @click.option("--depth", default=768, show_default=True)
 def main(rows, columns, depth):
-    """Time every candidate; print the table's entries."""
+    """Time every candidate and print entries of the table."""
     if not torch.cuda.is_available():
         raise click.ClickException("no GPU is visible; nothing was tuned")
     device = torch.device("cuda", torch.cuda.current_device())
-    found, entries = [], []
+    result, entries = [], []
     for name in ("float16", "tf32"):
-        first = len(found)
+        first = len(result)
         for row in tune(rows, columns, depth, name, device):
-            found.append(row)
+            result.append(row)
             click.echo(row)
-        path = write("tune_triton", found)
-        entries.append(entry(found[first:]))
+        path = write("tune_triton", result)
+        entries.append(entry(result[first:]))
     click.echo("\n".join([f"wrote {path}; the entries of the table:", *entries]))
 
 

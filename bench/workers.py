@@ -1,7 +1,7 @@
-"""Tasks in processes of their own: one that fails, hangs or ends its process loses itself alone.
+"""Runs tasks in separate processes, so that a task that fails, hangs or crashes ends no other task.
 
-An illegal access on a GPU stays with the process that made it, to its end: a process whose device
-answers no more is replaced, and what it was about is done again, each part of it alone.
+After an illegal access on a GPU the process cannot use the GPU any more. Such a process is
+replaced, and the parts of its task are run again one by one.
 """
 
 import collections
@@ -18,10 +18,10 @@ from fastsim.verify.process import THREADS
 
 
 class Task(NamedTuple):
-    """function(*arguments) -> rows of results, of importable names, for another process.
+    """A function of result rows, which another process imports and calls with the arguments.
 
-    about: what a row says that stands for it where there are none. parts: tasks to do in its place
-    if the process is lost over it.
+    about: the entries of a row that stands for missing rows. parts: the tasks that replace this one
+        if its process is lost.
     """
 
     about: dict
@@ -30,7 +30,7 @@ class Task(NamedTuple):
     parts: tuple = ()
 
     def without(self, why):
-        """The rows that say why there are none, of each part where there are parts."""
+        """Rows with the reason why there are no results, one for each part if there are parts."""
         rows = [row for part in self.parts for row in part.without(why)]
         return rows or [self.about | {"not measured": why}]
 
@@ -40,17 +40,17 @@ class Worker:
 
     def __init__(self):
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.pipe, worker_end = context.Pipe()
+        self.process = context.Process(target=_serve, args=(worker_end,), daemon=True)
         self.process.start()
-        theirs.close()
-        self.begun = False
+        worker_end.close()
+        self.started = False
 
     def do(self, task, seconds):
         """(rows, None), or (rows so far or None, why the process is lost)."""
         try:
-            # What it takes to begin is no task's time.
-            self.begun = self.begun or self.pipe.recv()
+            # The time to start the process does not count as the task's.
+            self.started = self.started or self.pipe.recv()
             self.pipe.send((task.function, task.arguments))
             if not self.pipe.poll(seconds):
                 return None, f"no result within {seconds:.0f} s"
@@ -67,8 +67,8 @@ class Worker:
 
 
 def _serve(pipe):
-    """The loop of a worker's process, to the end of the pipe."""
-    import torch  # noqa: F401  (the longest part of beginning)
+    """The loop of a worker process, until the pipe is closed."""
+    import torch  # noqa: F401  (takes most of the time to start)
 
     pipe.send(True)
     with contextlib.suppress(EOFError):
@@ -77,13 +77,16 @@ def _serve(pipe):
             rows = why = None
             try:
                 rows = function(*arguments)
-            except Exception as error:  # of whatever kind, it is a line of the results
+            except Exception as error:  # any error becomes a row of the results
                 why = reason(error)
             pipe.send((rows, why, _device_error()))
 
 
 def _device_error():
-    """Why the device of this process answers no more, or None; else its memory is given back."""
+    """The reason why this process cannot use its device any more, or None.
+
+    If there is none, the memory that torch caches is returned to the device.
+    """
     import torch
 
     if not torch.cuda.is_initialized():
@@ -97,10 +100,10 @@ def _device_error():
 
 
 def run(tasks, note, *, workers, deadline, seconds):
-    """note(rows) of every task, from as many processes; in order where there is one.
+    """Runs every task in one of `workers` processes and calls note(rows) with its rows.
 
-    deadline: of time.monotonic(), after which none begins. seconds: that a task may take. Each of
-    several processes compiles and computes in one thread of its own.
+    One process does the tasks in order. Several processes use one thread each.
+    deadline: the time.monotonic() after which no task begins. seconds: that a task may take.
     """
     alone = contextlib.nullcontext() if workers == 1 else variables(dict.fromkeys(THREADS, "1"))
     with alone:

@@ -1,8 +1,9 @@
-// The mathematics of each loss on one score: the logit, what a row or column keeps of it, and the
-// score gradient dL/ds. Plain scalar functions of values, for host and device, without torch headers; an
-// engine decides how scores arrive and in which order (csrc/cpu vectorises loops over them).
+// The mathematics of each loss on one score: its logit, its terms in the state of its row or
+// column, and its score gradient dL/ds. These are plain scalar functions of values, for host and
+// device, without torch headers. An engine decides how scores arrive and in which order; csrc/cpu
+// vectorises loops over these functions.
 //
-// Vocabulary: s score (cosine or dot product), z logit, t target, w weight of a row in the loss.
+// Symbols: s score (cosine or dot product), z logit, t target, w weight of a row in the loss.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@
 
 namespace fastsim {
 
-// A pair that takes no part: far below every score, finite so that 0 * s stays 0.
+// The score that marks a left-out pair. It is far below every score, and finite, so that 0 * s
+// stays 0.
 template <class T>
 constexpr T kLeftOut = T(-1e30);
 
@@ -27,8 +29,9 @@ constexpr T kLeftOut = T(-1e30);
 template <class T>
 struct Format;
 
-// shift: added to a number of moderate size, it rounds it to an integer n, and the lowest bits of
-// the sum are n + bias, which is the exponent of 2^n; of the smallest and the largest n, that sum.
+// Constants of a floating-point type. Adding `shift` to a number of moderate size rounds the number
+// to an integer n, and the lowest bits of the sum are n + bias, the exponent bits of 2^n.
+// `smallest` and `largest` are the sums for the smallest and the largest n.
 template <>
 struct Format<float> {
   using Bits = int32_t;
@@ -62,8 +65,8 @@ FASTSIM_INLINE T polynomial(T x, T c0, Rest... rest) {
   return fused(polynomial(x, rest...), x, c0);
 }
 
-// 2^f for |f| <= 1/2: the polynomial of degree 6 whose largest relative error is least, 2e-9; in
-// double the Taylor series.
+// 2^f for |f| <= 1/2. In float it is the polynomial of degree 6 with the least maximum relative
+// error, 2e-9; in double it is the Taylor series.
 FASTSIM_INLINE float power_of_two(float f) {
   return polynomial(f, 1.0f, 0.69314721f, 0.240226469f, 0.0555032878f, 0.00961848896f,
                     0.00133999312f, 0.00015345812f);
@@ -76,10 +79,11 @@ FASTSIM_INLINE double power_of_two(double f) {
                     1.3691488853904128e-12);
 }
 
-// e^(scale x) within 2 ulp of that of the exact product; 0 below twice the smallest normal number,
-// NaN for NaN. scale x log2(e) = n + f with |f| <= 1/2 and log2(e) in two parts, so that the rounding
-// of the product is not that of a large number. A GPU has an instruction for 2^x: e^x within 2 ulp
-// and the rounding of x log2(e).
+// e^(scale x). The error is at most 2 ulp, as if the product scale x were exact. Results below
+// twice the smallest normal number become 0, and a NaN stays a NaN. The result is 2^n 2^f with
+// scale x log2(e) = n + f and |f| <= 1/2. log2(e) is split into two parts, so that f does not carry
+// the rounding error of a large product. A GPU has an instruction for 2^x: its error is 2 ulp plus
+// the rounding of x log2(e).
 template <class T>
 FASTSIM_INLINE T exponential(T x, T scale = T(1)) {
 #if defined(__CUDA_ARCH__)
@@ -95,13 +99,14 @@ FASTSIM_INLINE T exponential(T x, T scale = T(1)) {
   Bits bits, most;
   std::memcpy(&bits, &sum, sizeof(T));
   std::memcpy(&most, &largest, sizeof(T));
-  bits = (bits < most ? bits : most) << F::mantissa;  // a NaN is one in f
+  bits = (bits < most ? bits : most) << F::mantissa;  // f keeps a NaN
   T power;
   std::memcpy(&power, &bits, sizeof(T));
   return sum < F::smallest ? T(0) : power_of_two(f) * power;
 }
 
-// log(1 + e) for 0 <= e <= 1: 2 artanh(e / (2 + e)), exact in relative terms down to e = 0.
+// log(1 + e) for 0 <= e <= 1, computed as 2 artanh(e / (2 + e)): accurate in relative terms down to
+// e = 0.
 template <class T>
 FASTSIM_INLINE T log_one_plus(T e) {
   const T u = e / (T(2) + e);
@@ -121,14 +126,14 @@ template <class T>
 struct Softmax {
   T scale;
 
-  // What one score adds to a sum of exponentials whose maximum score is `top`; divided by that
-  // sum, its probability.
+  // The term of one score in a sum of exponentials relative to the score `top`, the maximum.
+  // Divided by that sum it is the probability of the score.
   FASTSIM_INLINE T share(T s, T top) const { return exponential(s - top, scale); }
 };
 
 // ---- elementwise losses ----
 
-// SigLIP: binary cross entropy of z = scale s + bias against (t + 1) / 2; the score gradient is dL/dz.
+// SigLIP: binary cross entropy of z = scale s + bias against (t + 1) / 2. `score_grad` is dL/dz.
 template <class T>
 struct Sigmoid {
   T scale, bias;
@@ -139,23 +144,25 @@ struct Sigmoid {
     loss += log_one_plus(e);
   }
 
-  // The loss less log(1 + e), for sums that take one logarithm of a product.
+  // The loss without its term log(1 + e), for sums that take one logarithm of a product of many
+  // 1 + e.
   FASTSIM_INLINE T without_logarithm(T s, T t, T& e, T& score_grad) const {
     const T z = fused(scale, s, bias);
     e = exponential(-magnitude(z));
-    const T wanted = fused(T(0.5), t, T(0.5)), unwanted = T(1) - wanted;
-    const T positive = T(0.5) * (z + magnitude(z));
-    // sigma(z) - wanted without its cancellation: the larger of sigma(z) and sigma(-z) is
-    // 1 / (1 + e), the other e / (1 + e).
-    const T up = z < T(0) ? unwanted * e : unwanted, down = z < T(0) ? wanted : wanted * e;
+    const T label = fused(T(0.5), t, T(0.5)), complement = T(1) - label;
+    const T positive_part = T(0.5) * (z + magnitude(z));
+    // sigma(z) - label, computed as complement sigma(z) - label sigma(-z), which does not cancel.
+    // The larger of sigma(z) and sigma(-z) is 1 / (1 + e), the smaller is e / (1 + e).
+    const T up = z < T(0) ? complement * e : complement, down = z < T(0) ? label : label * e;
     score_grad = (up - down) / (T(1) + e);
-    return fused(-wanted, z, positive);
+    return fused(-label, z, positive_part);
   }
 };
 
-// Squared error (s - t)^2; the score gradient is dL/ds.
+// Squared error (s - t)^2. `score_grad` is dL/ds.
 template <class T>
 struct SquaredError {
+  // The interface of Sigmoid: there is no logarithm, so e is 0.
   FASTSIM_INLINE T without_logarithm(T s, T t, T& e, T& score_grad) const {
     T loss;
     (*this)(s, t, loss, score_grad);
@@ -171,11 +178,12 @@ struct SquaredError {
 };
 
 // ---- positives against negatives: multi-similarity, circle, NT-Xent ----
-// Multi-similarity is two sums of exponentials by row (Softmax), of the negatives' scores and of
-// the negated positives'. NT-Xent has a term for each positive: softplus(lse of the negatives - z).
+// Multi-similarity has two sums of exponentials per row (Softmax): one over the scores of the
+// negatives, one over the negated scores of the positives. NT-Xent has one term for each positive:
+// softplus(lse of the negatives - z).
 
-// The negatives' sum of exponentials relative to the score `top` has the logarithm `log_sum`; the
-// score gradient is -dL/dz.
+// NT-Xent's term of a positive with score s. `log_sum` is the logarithm of the sum of exponentials
+// of the negatives relative to the score `top`. `score_grad` is -dL/dz.
 template <class T>
 struct MultiPositive {
   T scale;
@@ -183,13 +191,15 @@ struct MultiPositive {
   FASTSIM_INLINE void operator()(T s, T top, T log_sum, T& loss, T& score_grad) const {
     const T x = fused(scale, top - s, log_sum);
     const T e = exponential(-magnitude(x));
-    loss = T(0.5) * (x + magnitude(x)) + log_one_plus(e);
+    // max(x, 0) + log(1 + e), which is 0 for x = -Inf too: a positive with score Inf.
+    loss = (x < T(0) ? T(0) : x) + log_one_plus(e);
     score_grad = (x < T(0) ? e : T(1)) / (T(1) + e);
   }
 };
 
-// Circle loss has two sums of exponentials of what it makes of the scores: `value` is that, and
-// `weight` the factor whose gradient is not taken, of a negative and of a positive.
+// Circle loss has two sums of exponentials per row, over values computed from the scores of the
+// negatives and of the positives. A value is a weight times a linear function of the score. The
+// gradient treats the weight as a constant.
 template <class T>
 struct Circle {
   T margin;
@@ -201,10 +211,13 @@ struct Circle {
 };
 
 // ---- CoSENT over a matrix ----
-// Level l keeps A_l = lse z and B_l = lse -z, each as maximum and sum. The score gradient in level l, in
-// units of dL/dz, is e^{z + lse_{m>l} B_m - L} - e^{-z + lse_{m<l} A_m - L}; both exponentials are
-// taken relative to the level's own extremes, `high` of s and `low` of -s, so that the factors
-// `up` and `down` carry everything large.
+// The state of level l is A_l = lse z and B_l = lse -z over its pairs, each as a maximum and a sum.
+// L is the loss. The score gradient of a pair in level l, in units of dL/dz, is
+//
+//   e^{z + lse_{m>l} B_m - L} - e^{-z + lse_{m<l} A_m - L}
+//
+// Both exponentials are taken relative to the level's own extremes, `high` of s and `low` of -s, so
+// that the factors `up` and `down` carry everything large.
 
 template <class T>
 struct Levels {
@@ -221,7 +234,7 @@ template <class T>
 struct Closest {
   bool semi_hard;
 
-  // Whether a negative's score may be chosen, given the score of the positive.
+  // Whether a negative with score s may be chosen, given the score of the positive.
   FASTSIM_INLINE bool admits(T s, T positive) const { return !semi_hard || s <= positive; }
 };
 

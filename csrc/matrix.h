@@ -1,14 +1,15 @@
-// What every engine is told of the caller's tensors. Plain data.
+// Plain data that describes the caller's tensors, shared by all engines.
 #pragma once
 
 #include <cstdint>
 
 namespace fastsim {
 
-// Pairs that take no part because of where they lie.
+// Pairs that are left out because of their position in the score matrix: those on the diagonal, or
+// those on and below it.
 enum class Skip { nothing, diagonal, lower };
 
-// The dtypes that embeddings and dense targets may have.
+// A dtype that embeddings and dense targets may have.
 enum class Dtype { int8, uint8, int16, int32, int64, float16, bfloat16, float32, float64 };
 
 // The dtype of T, float or double.
@@ -28,19 +29,19 @@ inline int64_t bytes_of(Dtype dtype) {
   }
 }
 
-// A strided matrix of the caller's, read in its own dtype.
+// A strided matrix in the caller's memory and dtype. Strides count elements.
 struct Matrix {
   const void* data = nullptr;
   Dtype dtype = Dtype::float32;
   int64_t row_stride = 0, column_stride = 0;
 
-  // The same without its first rows.
+  // The matrix without its first `row` rows.
   Matrix from_row(int64_t row) const {
     const char* start = static_cast<const char*>(data) + row * row_stride * bytes_of(dtype);
     return {start, dtype, row_stride, column_stride};
   }
 
-  // The same without its first columns.
+  // The matrix without its first `column` columns.
   Matrix from_column(int64_t column) const {
     const char* start = static_cast<const char*>(data) + column * column_stride * bytes_of(dtype);
     return {start, dtype, row_stride, column_stride};

@@ -1,4 +1,4 @@
-// From the tensors of an operator to plain data, for the registrations of every engine.
+// Converts the tensors of an operator to plain data (matrix.h). Every engine's operators use it.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -31,11 +31,12 @@ inline Dtype dtype_of(const Tensor& t) {
   }
 }
 
-// By the names of fastsim/pairs/record.py.
+// The Skip of this name; fastsim/pairs/record.py has the same names.
 inline Skip skip_of(const std::string& name) {
   if (name == "diagonal") return Skip::diagonal;
   if (name == "lower") return Skip::lower;
-  STD_TORCH_CHECK(name == "nothing", "fastsim: no pairs to skip are called ", name);
+  STD_TORCH_CHECK(name == "nothing", "fastsim: skip: wanted nothing, diagonal or lower, got ",
+                  name);
   return Skip::nothing;
 }
 

@@ -65,9 +65,10 @@ def max_sim(
         >>> fastsim.max_sim(queries, documents)
         tensor([[2.0000, 1.4142]])
     """
-    own = isinstance(documents, Tensor) and documents.dim() == 4 and document_offsets is None
+    has_4d_documents = isinstance(documents, Tensor) and documents.dim() == 4
+    own_documents = has_4d_documents and document_offsets is None
     check_tokens("queries", queries, query_offsets)
-    check_tokens("documents", documents, document_offsets, dimensions=4 if own else 3)
+    check_tokens("documents", documents, document_offsets, dimensions=4 if own_documents else 3)
     check_alike("documents", documents, "queries", queries)
     check_mask("query_mask", query_mask, "queries", queries)
     check_mask("document_mask", document_mask, "documents", documents)
@@ -75,7 +76,7 @@ def max_sim(
     check_flags(average=average)
     query_offsets = check_offsets("query_offsets", query_offsets, "queries", queries)
     document_offsets = check_offsets("document_offsets", document_offsets, "documents", documents)
-    if own:
+    if own_documents:
         if query_offsets is not None:
             raise ValueError(
                 "query_offsets: wanted None, as documents (B, N, Ld, D) come with queries"
@@ -91,5 +92,5 @@ def max_sim(
     chosen = pick(backend, *tensors, kind="max_sim")
     x = Tokens.of(queries, query_mask, query_offsets)
     y = Tokens.of(documents, document_mask, document_offsets)
-    scores = max_sim_scores(x, y, similarity == "cosine", own, chosen)
+    scores = max_sim_scores(x, y, similarity == "cosine", own_documents, chosen)
     return scores / x.kept().clamp(min=1)[:, None] if average else scores

@@ -1,16 +1,16 @@
-// A block of products without a matrix unit: by AVX512_BF16, whose instruction adds the products of
-// two pairs of bfloat16 numbers to each lane. An AMD processor makes twice as many products a second
-// with it as with float32 numbers.
+// A square of products without a matrix unit, by AVX512_BF16. Its instruction multiplies two pairs
+// of bfloat16 numbers in each SIMD lane and adds both products to the lane's float32 sum. An AMD
+// processor makes twice as many products per second with it as with float32 numbers.
 //
 // Included by amx.cpp, inside the namespace of one instruction set.
 
 constexpr int64_t kMostParts = 1;
 
-struct UsesInstructions {
-  UsesInstructions() {}  // which need no setting
+struct InstructionSetup {
+  InstructionSetup() {}  // these instructions need no setup
 };
 
-constexpr int kRowsTogether = 8;  // of a block: 16 sums of 16 lanes
+constexpr int kRowsTogether = 8;  // rows of a square whose sums are in registers: 16 vectors
 constexpr int kHalves = kTileGroup / kLanes;
 
 inline __m512i load_pairs(const uint16_t* from) {
@@ -19,9 +19,10 @@ inline __m512i load_pairs(const uint16_t* from) {
   return pairs;
 }
 
-// sum + a . b, lane by lane, each of two pairs.
-inline __m512 with_dots(__m512 sum, __m512i a, __m512i b) {
-#if defined(__clang__)  // 16 of which crashes at the intrinsic; GCC spills around assembly
+// sum + a . b in each lane, where a and b hold a pair of bfloat16 numbers.
+inline __m512 add_dots(__m512 sum, __m512i a, __m512i b) {
+  // Clang 16 crashes at the intrinsic; GCC spills registers around assembly.
+#if defined(__clang__)
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
 #else
@@ -31,25 +32,27 @@ inline __m512 with_dots(__m512 sum, __m512i a, __m512i b) {
 
 using Sums = __m512[kRowsTogether][kHalves];
 
-// A step of depth: the rows of one part times the columns of one part.
-inline void add_step(const uint16_t* left, const uint16_t* right, int64_t b_strip, Sums& sums) {
+// Adds the products of one step of depth: kRowsTogether rows of a tile `left` times the columns of
+// the tile `right` and of the tile one strip after it.
+inline void add_step(const uint16_t* left, const uint16_t* right, int64_t right_strip,
+                     Sums& sums) {
 #pragma GCC unroll 2
   for (int pair = 0; pair < kTileDepth / 2; ++pair) {
     const __m512i first = load_pairs(right + pair * kTileDepth);
-    const __m512i second = load_pairs(right + pair * kTileDepth + b_strip);
+    const __m512i second = load_pairs(right + pair * kTileDepth + right_strip);
 #pragma GCC unroll 8
     for (int r = 0; r < kRowsTogether; ++r) {
       int32_t bits;
       std::memcpy(&bits, left + r * kTileDepth + 2 * pair, sizeof bits);
-      const __m512i both = _mm512_set1_epi32(bits);
-      sums[r][0] = with_dots(sums[r][0], both, first);
-      sums[r][1] = with_dots(sums[r][1], both, second);
+      const __m512i row_pair = _mm512_set1_epi32(bits);
+      sums[r][0] = add_dots(sums[r][0], row_pair, first);
+      sums[r][1] = add_dots(sums[r][1], row_pair, second);
     }
   }
 }
 
-// Takes the sums of rows of a whole block, from `row` on, where they belong.
-inline void take_sums(const Sums& sums, const Target& target, int64_t row) {
+// Stores the sums of kRowsTogether rows of a full square, from `row` on.
+inline void store_sums(const Sums& sums, const Target& target, int64_t row) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRowsTogether; ++r) {
 #pragma GCC unroll 2
@@ -57,9 +60,9 @@ inline void take_sums(const Sums& sums, const Target& target, int64_t row) {
       float* const to = target.to + (row + r) * target.stride + v * kLanes;
       __m512 values = sums[r][v];
       if (target.scales.rows) {
-        const __m512 of_row = _mm512_set1_ps(target.scales.rows[row + r]);
+        const __m512 row_scale = _mm512_set1_ps(target.scales.rows[row + r]);
         values = _mm512_mul_ps(
-            values, _mm512_mul_ps(of_row, _mm512_loadu_ps(target.scales.columns + v * kLanes)));
+            values, _mm512_mul_ps(row_scale, _mm512_loadu_ps(target.scales.columns + v * kLanes)));
       }
       if (target.add) values = _mm512_add_ps(values, _mm512_loadu_ps(to));
       _mm512_storeu_ps(to, values);
@@ -67,40 +70,42 @@ inline void take_sums(const Sums& sums, const Target& target, int64_t row) {
   }
 }
 
-// The product of two strips of each operand.
+// Multiplies strips a_first and a_first + 1 of one operand by strips b_first and b_first + 1 of the
+// other.
 template <int left_parts, int right_parts, bool exact = false>
-void multiply_block(const Operand& a, int64_t a_at, const Operand& b, int64_t b_at,
-                    const Target& target, PendingSums& pending) {
+void multiply_square(const Operand& a, int64_t a_first, const Operand& b, int64_t b_first,
+                     const Target& target, PendingSums& pending) {
   constexpr Terms<left_parts, right_parts, exact> terms;
   constexpr bool two = terms.count == 2;
-  const Operand& split = left_parts == 2 ? a : b;
-  const int64_t group = (left_parts == 2 ? a_at : b_at) / 2;
-  const bool* const second = two && split.second ? split.second + group * split.next_group : nullptr;
-  const int64_t a_part = a.part(), b_part = b.part(), b_strip = b.strip();
+  const Operand& split = left_parts == 2 ? a : b;  // the operand of two parts, if `two`
+  const int64_t group = (left_parts == 2 ? a_first : b_first) / 2;
+  const bool* const group_uses_second =
+      two && split.uses_second ? split.uses_second + group * split.group_stride : nullptr;
+  const int64_t a_part = a.part_size(), b_part = b.part_size(), b_strip = b.strip_size();
 #pragma GCC unroll 1
   for (int64_t row = 0; row < kTileGroup; row += kRowsTogether) {
-    const int64_t a_strip = (a_at + row / kTileSide) * a.strip();
-    const uint16_t* left = a.tiles + a_strip + row % kTileSide * kTileDepth;
-    const uint16_t* right = b.tiles + b_at * b_strip;
-    const bool* needed = second;
+    const int64_t strip = (a_first + row / kTileSide) * a.strip_size();
+    const uint16_t* left = a.tiles + strip + row % kTileSide * kTileDepth;
+    const uint16_t* right = b.tiles + b_first * b_strip;
+    const bool* uses_second = group_uses_second;
     Sums sums = {};
 #pragma GCC unroll 1
     for (int64_t step = 0; step < a.steps; ++step) {
 #pragma GCC unroll 1
       for (int term = 0; term < terms.count; ++term) {
-        if (two && term == 1 && needed && !*needed) break;
+        if (two && term == 1 && uses_second && !*uses_second) break;
         add_step(left + terms.left[term] * a_part, right + terms.right[term] * b_part, b_strip,
                  sums);
       }
       left += kTileElements;
       right += kTileElements;
-      if (needed) needed += split.next_step;
+      if (uses_second) uses_second += split.step_stride;
     }
-    if (target.whole()) {
-      take_sums(sums, target, row);
+    if (target.is_full()) {
+      store_sums(sums, target, row);
     } else {
       std::memcpy(pending.next() + row * kTileGroup, sums, sizeof sums);
     }
   }
-  if (!target.whole()) pending.put(target);
+  if (!target.is_full()) pending.complete(target);
 }

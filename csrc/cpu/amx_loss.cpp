@@ -1,6 +1,7 @@
-// A loss of many rows with its gradient, in one operator, by products of bfloat16 operands. What it
-// needs of whole rows it finds while their scores are in memory; what a softmax needs of columns, or of
-// longer rows, comes from a pass before that of the gradients.
+// A loss of many rows and its gradients in one operator, by products of bfloat16 operands. Whatever
+// the loss needs of a whole row is computed while the row's scores are in memory. The state of
+// columns, and of rows that are too long for that, comes from a first pass; the gradients then come
+// from a second one.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -8,47 +9,51 @@
 
 #include "amx_blocks.h"
 #include "operators.h"
-#include "whole_rows.h"
+#include "row_losses.h"
 
 namespace fastsim {
 
 namespace {
 
+// For `each_block`, where no sums over columns are wanted.
 void nothing_in_turn(const Block<float>&, int64_t) {}
 
-// Scores of other rows, a band at a time: by products of operands, or of float32 numbers.
+// Scores of the same pairs by other embeddings, a guide's or a teacher's, one band at a time.
 class OtherBands {
  public:
-  // rows, columns: None where there are none; parts: of their operands, or 0.
+  // rows (N, E), columns (M, E): None if there are no such scores. parts: the bfloat16 parts of
+  // their operands; 0: products of float32 numbers.
   OtherBands(const Optional& rows, const Optional& columns, int64_t parts, bool cosine) {
     if (!rows) return;
     if (parts != 0) split_.emplace(*rows, *columns, check_parts(parts), cosine);
-    if (parts == 0) single_.emplace(*rows, *columns, cosine);
+    if (parts == 0) float32_.emplace(*rows, *columns, cosine);
   }
 
-  // f of those of a block's rows, from `first` on, as wide as it; of none where there are none.
+  // Calls f with the scores of a block's whole rows, which begin at row `first` of the matrix, or
+  // with none if there are none.
   template <class F>
-  void with(const Block<float>& b, int64_t first, const F& f) const {
+  void with_scores(const Block<float>& b, int64_t first, const F& f) const {
     if (!*this) return f(OtherScores<float>{});
     const Scratch<float> scores(b.rows * b.stride);
     if (split_) split_->score_rows(first, b.rows, scores, b.stride);
-    if (single_) single_->score_rows(first, b.rows, scores, b.stride);
+    if (float32_) float32_->score_rows(first, b.rows, scores, b.stride);
     f(OtherScores<float>{scores, b.stride});
   }
 
-  explicit operator bool() const { return split_ || single_; }
+  explicit operator bool() const { return split_ || float32_; }
 
  private:
-  struct Single {
-    Single(const Tensor& x, const Tensor& y, bool cosine)
-        : rows(x, cosine), columns(y, cosine), packed(packed_rows<float>(columns.count) * rows.width) {
+  struct Float32Sides {
+    Float32Sides(const Tensor& x, const Tensor& y, bool cosine)
+        : rows(x, cosine), columns(y, cosine),
+          packed(packed_rows<float>(columns.count) * rows.width) {
       pack<float>(columns, columns.count, columns.width, packed);
     }
 
     void score_rows(int64_t first, int64_t count, float* scores, int64_t stride) const {
       const auto& k = kernels().of<float>();
       k.score_panels(rows + first * rows.width, rows.width, packed, columns.count, scores, stride,
-                     false, {0, count}, {0, tiles(columns.count, k.panel_columns)}, nullptr);
+                     false, {0, count}, {0, ceil_div(columns.count, k.panel_columns)}, nullptr);
     }
 
     const Side<float> rows, columns;
@@ -56,36 +61,38 @@ class OtherBands {
   };
 
   std::optional<SplitSides> split_;
-  std::optional<Single> single_;
+  std::optional<Float32Sides> float32_;
 };
 
-// In one pass, of whole rows.
-Result by_rows(const BandScores& scores, const RowLosses<float>& losses,
-               const Watching<float>& watching, const OtherBands& targets, const OtherBands& guide,
-               float* to_x, float* to_y) {
-  std::vector<Result> of_bands(scores.bands());
-  scores.each_whole(
+// A loss that needs whole rows, in one pass.
+Result loss_of_whole_rows(const BandScores& scores, const RowLosses<float>& losses,
+                          const BatchMetrics<float>& metrics, const OtherBands& targets,
+                          const OtherBands& guide, float* to_x, float* to_y) {
+  std::vector<Result> band_results(scores.bands());
+  scores.each_whole_band(
       [&](const Block<float>& b, int64_t row) {
-        targets.with(b, row, [&](const OtherScores<float>& of_targets) {
-          guide.with(b, row, [&](const OtherScores<float>& of_guide) {
-            of_bands[row / scores.tall()] =
-                losses(b, row, watching.numbers(row), of_targets, of_guide);
+        targets.with_scores(b, row, [&](const OtherScores<float>& target_scores) {
+          guide.with_scores(b, row, [&](const OtherScores<float>& guide_scores) {
+            band_results[row / scores.band_height()] =
+                losses(b, row, metrics.row_metrics(row), target_scores, guide_scores);
           });
         });
       },
       to_x, to_y);
   Result result;
-  for (const Result& of_band : of_bands) result += of_band;
+  for (const Result& band_result : band_results) result += band_result;
   return result;
 }
 
+// A softmax in two passes: one for the states of rows and columns, one for the gradients if they
+// are wanted.
 Result softmax_of_blocks(const BandScores& scores, const Block<float>& all, const Loss& loss,
                          bool cosine, const float* weights, float* to_x, float* to_y) {
   const bool common = cosine && has_common_top(loss);
   SoftmaxSums<float> sums(all, loss, common ? scores.bands() : 0);
   scores.each_block(
       [&](const Block<float>& b, int64_t row, int64_t column) {
-        if (common) return sums.add_both(b, row, column, row / scores.tall());
+        if (common) return sums.add_both(b, row, column, row / scores.band_height());
         sums.add_rows(b, row, {0, b.rows});
       },
       [&](const Block<float>& b, int64_t column) {
@@ -95,30 +102,31 @@ Result softmax_of_blocks(const BandScores& scores, const Block<float>& all, cons
   if (!loss.score_grad) return result;
   scores.each_block(
       [&](const Block<float>& b, int64_t row, int64_t column) {
-        const float margin = scores.kept(row) ? 0 : float(loss.margin);  // it was taken before
+        // The first pass has subtracted the margin from scores that are kept.
+        const float margin = scores.is_kept(row) ? 0 : float(loss.margin);
         sums.score_grad(b, row, column, margin, {0, b.rows});
       },
       nothing_in_turn, to_x, to_y);
   return result;
 }
 
-// Losses of single scores.
-Result elementwise(const BandScores& scores, int64_t rows, const Loss& loss, const OfRows<float>& of,
-                   float* to_x, float* to_y) {
-  const float *const weights = of.weights, *const positive_weights = of.positive_weights;
+// A loss that is a sum over pairs, in one pass.
+Result elementwise(const BandScores& scores, int64_t rows, const Loss& loss,
+                   const RowInputs<float>& inputs, float* to_x, float* to_y) {
+  const float *const weights = inputs.weights, *const positive_weights = inputs.positive_weights;
   std::vector<double> losses(rows), score_grads(rows);
   const auto& k = kernels().of<float>();
   scores.each_block(
       [&](const Block<float>& b, int64_t row, int64_t) {
-        const float* of_rows = loss.score_grad ? weights + row : nullptr;
+        const float* row_weights = loss.score_grad ? weights + row : nullptr;
         if (loss.kind == Kind::squared_error) {
-          k.squared_error(b, {.weights = of_rows, .losses = losses.data() + row}, 0, b.rows);
+          k.squared_error(b, {.weights = row_weights, .losses = losses.data() + row}, 0, b.rows);
           return;
         }
         k.sigmoid(b,
                   {.scale = float(loss.scale),
                    .bias = float(loss.bias),
-                   .weights = of_rows,
+                   .weights = row_weights,
                    .losses = losses.data() + row,
                    .score_grad_sums = score_grads.data() + row,
                    .positive_weights = positive_weights ? positive_weights + row : nullptr},
@@ -133,28 +141,30 @@ Result elementwise(const BandScores& scores, int64_t rows, const Loss& loss, con
   return result;
 }
 
-// Turns over the gradient of the columns of each block, where `BandScores` has left it.
-void turn_blocks(float* grad, int64_t count, int64_t width) {
-  over(tiles(count, kBlockColumns), kBlockColumns * width, [&](int64_t begin, int64_t end) {
-    const Scratch<float> turned(kBlockColumns * width);
+// Transposes, in place, the gradient (count, width) of the columns, which `BandScores` has left
+// transposed in each block of columns.
+void transpose_blocks(float* grad, int64_t count, int64_t width) {
+  over(ceil_div(count, kBlockColumns), kBlockColumns * width, [&](int64_t begin, int64_t end) {
+    const Scratch<float> transposed(kBlockColumns * width);
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kBlockColumns;
-      const InBlocks places{width, std::min(kBlockColumns, count - first)};
+      const SquareLayout layout{width, std::min(kBlockColumns, count - first)};
       float* const to = grad + first * width;
-      std::copy_n(to, places.width * width, static_cast<float*>(turned));
+      std::copy_n(to, layout.width * width, static_cast<float*>(transposed));
       for (int64_t k = 0; k < width; k += kTileGroup) {
-        for (int64_t at = 0; at < places.width; at += kTileGroup) {
-          kernels().of<float>().transpose(turned + places.place(k, at), places.wide(at),
-                                          to + at * width + k, width, places.tall(k), false, 0,
-                                          places.wide(at));
+        for (int64_t column = 0; column < layout.width; column += kTileGroup) {
+          kernels().of<float>().transpose(transposed + layout.offset(k, column),
+                                          layout.square_columns(column), to + column * width + k,
+                                          width, layout.square_rows(k), false, 0,
+                                          layout.square_columns(column));
         }
       }
     }
   });
 }
 
-// The gradient through the rows in its place, with the residuals (null: none) of score gradients, which
-// multiply rows of the other side; sum_i row_i . drow_i.
+// Replaces the sums of `BandScores` in `grad` (rows, D) by dL/dx, as SplitSide::finish does.
+// residuals (rows,): those of the score gradients; null: none. Returns sum_i row_i . (dL/drow)_i.
 double finish(const SplitSide& side, const SplitSide& other, const float* residuals, float* grad) {
   const Scratch<double> dots(side.count);
   const Scratch<float> mean(side.width);
@@ -168,28 +178,28 @@ double finish(const SplitSide& side, const SplitSide& other, const float* residu
   return sum;
 }
 
-// How large a score gradient of bfloat16 rows may be for one part to do. share: of the largest that an
-// entry can be.
+// The largest score gradient of bfloat16 rows for which one part is enough: this share of the
+// largest that a score gradient can be.
 float small_score_grad(const Loss& loss, const float* weights, int64_t rows, float share) {
   float largest = 0;
   for (int64_t i = 0; i < rows; ++i) largest = std::max(largest, std::abs(weights[i]));
   const bool of_logits = loss.kind != Kind::squared_error && loss.kind != Kind::margins;
-  const float steep = of_logits ? std::abs(float(loss.scale)) : 1;
-  return share * largest * steep;
+  const float slope = of_logits ? std::abs(float(loss.scale)) : 1;
+  return share * largest * slope;
 }
 
-// Whether a loss takes its scores block by block: those of whole rows are not needed.
-bool is_of_blocks(Kind kind) {
+// Whether a loss can take its scores block by block, without whole rows.
+bool takes_blocks(Kind kind) {
   return kind == Kind::softmax || kind == Kind::sigmoid || kind == Kind::squared_error;
 }
 
-// The arguments are those of `whole` (whole.cpp) and of `BandScores`. parts: bfloat16 parts of an entry
-// of the rows; guide_parts, factor_parts: of the rows of the guide and of the factors, 0 for products
-// of float32 numbers.
+// The arguments are those of `in_one_call` (one_call.cpp) and of `BandScores`. parts,
+// score_grad_parts, guide_parts, factor_parts: the bfloat16 parts of x and y, of score gradients,
+// of the guide's rows and of the factors. The last two are 0 for products of float32 numbers.
 void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
               Optional row_groups, Optional column_groups, Optional dense, std::string skip,
-              Optional seen, std::string kind, std::vector<double> numbers, Optional guide_rows,
-              Optional guide_columns, Optional column_bias, Optional row_shift,
+              Optional row_metrics, std::string kind, std::vector<double> numbers,
+              Optional guide_rows, Optional guide_columns, Optional column_bias, Optional row_shift,
               Optional factor_rows, Optional factor_columns, Optional prior,
               Optional positive_weights, Optional weights, int64_t parts, int64_t score_grad_parts,
               int64_t guide_parts, int64_t factor_parts, int64_t stripe, int64_t kept,
@@ -198,80 +208,86 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
   check_matrix(y, "y", y.size(0), x.size(1));
   float* const to_x = output<float>(grad_x, "grad_x", x.size(0) * x.size(1));
   float* const to_y = output<float>(grad_y, "grad_y", y.size(0) * y.size(1));
-  float* const loss_of_all = output<float>(total, "total", 1);
-  double* const score_grads = output<double>(parameters, "parameters", 2);
-  const Numbers of(numbers);
-  STD_TORCH_CHECK(of.prefixes.empty(), "fastsim: numbers: wanted no prefixes");
+  float* const total_loss = output<float>(total, "total", 1);
+  double* const parameter_grads = output<double>(parameters, "parameters", 2);
+  const LossOptions options(numbers);
+  STD_TORCH_CHECK(options.prefixes.empty(), "fastsim: numbers: wanted no prefixes");
   const Optional others(y);
-  const Given given{x, others,
-                    {positives, row_ids, column_ids, row_groups, column_groups, dense,
-                     of.negative_target, skip, seen},
-                    kind_of(kind), of, guide_rows, guide_columns, column_bias, row_shift,
-                    factor_rows, factor_columns, prior, positive_weights, weights, seen, totals};
-  check_sides(given, x.size(0), y.size(0));
-  const SplitSide rows(x, check_parts(parts), of.cosine), columns(y, parts, of.cosine);
-  const OtherBands targets(factor_rows, factor_columns, factor_parts, of.factor_cosine);
+  const LossArguments arguments{x, others,
+                                {positives, row_ids, column_ids, row_groups, column_groups, dense,
+                                 options.negative_target, skip, row_metrics},
+                                kind_of(kind), options, guide_rows, guide_columns, column_bias,
+                                row_shift, factor_rows, factor_columns, prior, positive_weights,
+                                weights, row_metrics, totals};
+  check_sides(arguments, x.size(0), y.size(0));
+  const SplitSide rows(x, check_parts(parts), options.cosine), columns(y, parts, options.cosine);
+  const OtherBands targets(factor_rows, factor_columns, factor_parts, options.factor_cosine);
   const OtherBands guide(guide_rows, guide_columns, guide_parts, true);
-  Watching<float> watching(seen, totals, rows.count, of.cosine);
-  if (totals && of.cosine) {
-    watching.look_at_rows(Side<float>(x, true));
-    watching.look_at_columns(Side<float>(y, true));
+  BatchMetrics<float> metrics(row_metrics, totals, rows.count, options.cosine);
+  if (totals && options.cosine) {
+    metrics.add_row_potentials(Side<float>(x, true));
+    metrics.add_column_potentials(Side<float>(y, true));
   }
   Block<float> all{};
   all.rows = rows.count;
   all.columns = columns.count;
-  take_pairs(given.pairs, all);
+  take_pairs(arguments.pairs, all);
   check_positives(all);
-  all.seen = watching.numbers(0);
-  const RowLosses<float> losses(given, all, 1, grad_x || grad_y);
+  all.row_metrics = metrics.row_metrics(0);
+  const RowLosses<float> losses(arguments, all, 1, grad_x || grad_y);
   const Loss& loss = losses.loss;
   if (rows.count == 0 || columns.count == 0) {  // no pairs: every sum is 0
     if (to_x) std::fill_n(to_x, rows.count * rows.width, 0.0f);
     if (to_y) std::fill_n(to_y, columns.count * columns.width, 0.0f);
-    *loss_of_all = 0;
-    if (score_grads) std::fill_n(score_grads, 2, 0.0);
-    watching.write();
+    *total_loss = 0;
+    if (parameter_grads) std::fill_n(parameter_grads, 2, 0.0);
+    metrics.write();
     return;
   }
   if (!targets) check_targets(all, loss);
   const bool softmax = loss.kind == Kind::softmax;
-  const bool needs_rows = !is_of_blocks(loss.kind) || targets || guide || losses.moves();
-  STD_TORCH_CHECK(!needs_rows || (columns.count <= stripe && !loss.symmetric),
+  const bool needs_whole_rows =
+      !takes_blocks(loss.kind) || targets || guide || losses.changes_scores();
+  STD_TORCH_CHECK(!needs_whole_rows || (columns.count <= stripe && !loss.symmetric),
                   "fastsim: kind: wanted a loss of whole rows, of no more columns than a stripe");
-  const bool whole = needs_rows || (softmax && !loss.symmetric && columns.count <= stripe);
-  const bool twice = !whole && softmax && loss.score_grad;
-  const bool in_part = parts == 1 && score_grad_parts == 2;  // of bfloat16 rows
-  const float* const weight = losses.of_rows.weights;
-  // A row with more targets than one, or with a teacher's, may have none that is nearly so large.
-  const bool one_target = softmax ? one_positive(all) : is_of_blocks(loss.kind);
-  const float share = one_target && !needs_rows ? kSmallInOneCall : kSmallShare;
-  const float small = in_part ? small_score_grad(loss, weight, rows.count, share) : 0;
+  const bool whole_rows =
+      needs_whole_rows || (softmax && !loss.symmetric && columns.count <= stripe);
+  const bool two_passes = !whole_rows && softmax && loss.score_grad;
+  const bool drops_second = parts == 1 && score_grad_parts == 2;  // for bfloat16 rows
+  const float* const weight = losses.row_inputs.weights;
+  // A row with several targets, or with a teacher's, may have no score gradient that is nearly as
+  // large as one can be.
+  const bool one_target = softmax ? one_positive(all) : takes_blocks(loss.kind);
+  const float share = one_target && !needs_whole_rows ? kSmallInOneCall : kSmallShare;
+  const float small = drops_second ? small_score_grad(loss, weight, rows.count, share) : 0;
   std::vector<float> residuals(small > 0 ? rows.count + columns.count : 0);
-  float* const of_x = small > 0 ? residuals.data() : nullptr;
-  float* const of_y = small > 0 ? of_x + rows.count : nullptr;
-  const ScoreGrads as_parts{check_parts(score_grad_parts), small, of_x, of_y};
-  const BandScores scores(rows, columns, all, as_parts, loss.score_grad, whole, stripe,
-                          twice ? kept : 0);
+  float* const row_residuals = small > 0 ? residuals.data() : nullptr;
+  float* const column_residuals = small > 0 ? row_residuals + rows.count : nullptr;
+  const ScoreGradSplit split{check_parts(score_grad_parts), small, row_residuals,
+                             column_residuals};
+  const BandScores scores(rows, columns, all, split, loss.score_grad, whole_rows, stripe,
+                          two_passes ? kept : 0);
   const Result result =
-      whole     ? by_rows(scores, losses, watching, targets, guide, to_x, to_y)
-      : softmax ? softmax_of_blocks(scores, all, loss, of.cosine, weight, to_x, to_y)
-                : elementwise(scores, rows.count, loss, losses.of_rows, to_x, to_y);
-  double along = 0;
-  if (to_x) along = finish(rows, columns, of_x, to_x);
+      whole_rows ? loss_of_whole_rows(scores, losses, metrics, targets, guide, to_x, to_y)
+      : softmax  ? softmax_of_blocks(scores, all, loss, options.cosine, weight, to_x, to_y)
+                 : elementwise(scores, rows.count, loss, losses.row_inputs, to_x, to_y);
+  double dot_sum = 0;
+  if (to_x) dot_sum = finish(rows, columns, row_residuals, to_x);
   if (to_y) {
-    turn_blocks(to_y, columns.count, columns.width);
-    along = finish(columns, rows, of_y, to_y);
+    transpose_blocks(to_y, columns.count, columns.width);
+    dot_sum = finish(columns, rows, column_residuals, to_y);
   }
-  *loss_of_all = float(result.loss);
-  watching.write();
-  if (!score_grads) return;
-  score_grads[0] = of.scale_grad ? double(result.scale_score_grad) + along / loss.scale : 0;
-  score_grads[1] = double(result.bias_score_grad);
+  *total_loss = float(result.loss);
+  metrics.write();
+  if (!parameter_grads) return;
+  parameter_grads[0] =
+      options.scale_grad ? double(result.scale_score_grad) + dot_sum / loss.scale : 0;
+  parameter_grads[1] = double(result.bias_score_grad);
 }
 
 std::vector<Operator> operators() {
   return {OPERATOR(amx_loss,
-                   "(Tensor x, Tensor y, " GIVEN_SCHEMA
+                   "(Tensor x, Tensor y, " LOSS_SCHEMA
                    ", int parts, int score_grad_parts, int guide_parts, int factor_parts, "
                    "int stripe, int kept, " RESULTS_SCHEMA ") -> ()")};
 }

@@ -1,5 +1,6 @@
-// From the tensors of an operator to what the kernels take. Each is checked once, as it is taken:
-// its dtype, its layout and its size. A refusal names it, says what was wanted and what came.
+// Converts the tensors of an operator to what the kernels take. Each tensor is checked once, when
+// it is taken: its dtype, layout and size. An error names the argument, what was wanted and what
+// came.
 #pragma once
 
 #include <sstream>
@@ -18,8 +19,9 @@ constexpr ScalarType kTypeOf = std::is_same_v<T, float>      ? ScalarType::Float
                                : std::is_same_v<T, uint16_t> ? ScalarType::Short
                                                              : ScalarType::Long;
 
-// Its sizes, its dtype and whether its numbers have gaps: "(64, 2) Float".
-inline std::string shown(const Tensor& t) {
+// The sizes and the dtype of a tensor, and whether there are gaps between its numbers: "(64, 2)
+// Float".
+inline std::string describe(const Tensor& t) {
   std::ostringstream text;
   for (int64_t d = 0; d < t.dim(); ++d) text << (d ? ", " : "(") << t.size(d);
   text << (t.dim() ? ") " : "() ") << torch::headeronly::toString(t.scalar_type());
@@ -27,8 +29,9 @@ inline std::string shown(const Tensor& t) {
   return text.str();
 }
 
-// Whether a tensor is of the type T. In torch's own numbers: to make a ScalarType of one takes a call
-// for each type that there is, and a small batch's time is calls.
+// Whether the dtype of a tensor is that of T. This compares torch's dtype codes: converting a code
+// to a ScalarType takes a call for every dtype there is, and calls take most of a small batch's
+// time.
 template <class T>
 bool has_type(const Tensor& t) {
   int32_t type;
@@ -41,14 +44,15 @@ bool has_type(const Tensor& t) {
                                                  : aoti_torch_dtype_int64());
 }
 
+// Throws the error about an argument that is not what was wanted.
 template <class... Wanted>
 [[noreturn, gnu::cold, gnu::noinline]] void refuse(const char* name, const Tensor& got,
                                                    const Wanted&... wanted) {
-  STD_TORCH_CHECK(false, "fastsim: ", name, ": wanted ", wanted..., ", got ", shown(got));
+  STD_TORCH_CHECK(false, "fastsim: ", name, ": wanted ", wanted..., ", got ", describe(got));
   __builtin_unreachable();
 }
 
-// Calls f with a value of the compute type, that of the tensor.
+// Calls f with a value of the tensor's type, the compute type: float or double.
 template <class F>
 void with_type(const Tensor& t, const char* name, const F& f) {
   if (has_type<float>(t)) return f(float{});
@@ -56,7 +60,7 @@ void with_type(const Tensor& t, const char* name, const F& f) {
   f(double{});
 }
 
-// An error unless the tensor holds `count` numbers of the type side by side.
+// An error unless the tensor holds `count` contiguous numbers of the type.
 inline void check(const Tensor& t, const char* name, ScalarType type, int64_t count) {
   if (t.scalar_type() == type && t.numel() == count && t.is_contiguous()) return;
   refuse(name, t, count, " contiguous numbers ", torch::headeronly::toString(type));
@@ -68,6 +72,8 @@ void check(const Tensor& t, const char* name, int64_t count) {
   check(t, name, kTypeOf<T>, count);
 }
 
+// Checks a tensor of `count` contiguous numbers of type T and returns its address, to read from
+// (`input`) or to write to (`output`).
 template <class T>
 const T* input(const Tensor& t, const char* name, int64_t count) {
   check<T>(t, name, count);
@@ -80,7 +86,7 @@ T* output(const Tensor& t, const char* name, int64_t count) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
-// Null for None.
+// The same for an optional tensor: null for None.
 template <class T>
 const T* input(const Optional& t, const char* name, int64_t count) {
   return t ? input<T>(*t, name, count) : nullptr;
@@ -91,14 +97,14 @@ T* output(const Optional& t, const char* name, int64_t count) {
   return t ? output<T>(*t, name, count) : nullptr;
 }
 
-// Where a gradient is written, in a dtype of its own.
+// Where a gradient is written, and its dtype, which may differ from the compute type.
 struct Gradient {
   void* data = nullptr;
   Dtype dtype = Dtype::float32;
 };
 
-// That of `count` numbers, null for None. Of a dtype that kernels write (`store` in dtypes.h): the
-// compute type, or 16 bits.
+// The Gradient of `count` numbers, with null data for None. Its dtype has to be one that kernels
+// write (`store` in dtypes.h): the compute type, float16 or bfloat16.
 template <class T>
 Gradient gradient(const Optional& grad, const char* name, int64_t count) {
   if (!grad) return {};
@@ -111,14 +117,14 @@ Gradient gradient(const Optional& grad, const char* name, int64_t count) {
   return {grad->mutable_data_ptr(), dtype_of(*grad)};
 }
 
-// At least so many.
+// Like `input`, but the tensor may hold more than `count` numbers.
 template <class T>
-const T* input_of_most(const Tensor& t, const char* name, int64_t count) {
+const T* input_at_least(const Tensor& t, const char* name, int64_t count) {
   if (t.numel() < count) refuse(name, t, "at least ", count, " numbers");
   return input<T>(t, name, t.numel());
 }
 
-// A matrix of the caller's, of any dtype.
+// An error unless a matrix of any dtype has this shape.
 inline void check_matrix(const Tensor& t, const char* name, int64_t rows, int64_t columns) {
   if (t.size(1) == columns && t.size(0) == rows) return;
   refuse(name, t, "(", rows, ", ", columns, ")");
@@ -129,6 +135,7 @@ inline Matrix matrix(const Tensor& t, const char* name, int64_t rows, int64_t co
   return matrix(t);
 }
 
+// Sets the scores and the size of a block to those of a panel.
 template <class T>
 void take_panel(const Tensor& panel, Block<T>& b, const char* name = "panel") {
   if (!has_type<T>(panel) || panel.dim() != 2 || panel.stride(1) != 1) {
@@ -140,19 +147,19 @@ void take_panel(const Tensor& panel, Block<T>& b, const char* name = "panel") {
   b.columns = panel.size(1);
 }
 
-// What decides the role of a pair, at an operator.
+// The arguments of an operator that decide the roles of pairs, and PAIRS_SCHEMA, their schema.
 struct PairArguments {
   Optional positives, row_ids, column_ids, row_groups, column_groups, dense;
   double negative_target;
   std::string skip;
-  Optional seen;  // for Observing, in observing.h
+  Optional row_metrics;  // for MetricsRecorder, in metrics_recorder.h
 };
 #define PAIRS_SCHEMA                                                                       \
   "Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "           \
   "Tensor? column_groups, Tensor? dense, float negative_target, str skip, "               \
-  "Tensor(seen!)? seen"
+  "Tensor(row_metrics!)? row_metrics"
 
-// Of a block whose size is known.
+// Checks these arguments and sets them in a block, whose size is known already.
 template <class T>
 void take_pairs(const PairArguments& pairs, Block<T>& b) {
   STD_TORCH_CHECK(bool(pairs.row_ids) == bool(pairs.column_ids),
@@ -169,8 +176,8 @@ void take_pairs(const PairArguments& pairs, Block<T>& b) {
   b.skip = skip_of(pairs.skip);
 }
 
-// An error unless the positive of each row is a column of the block, where there are positives:
-// what looks at whole rows reads its score.
+// An error unless the positive of each row, if there are positives, is a column of the block:
+// kernels over whole rows read its score.
 template <class T>
 void check_positives(const Block<T>& b) {
   for (int64_t i = 0; b.positives && i < b.rows; ++i) {
@@ -179,10 +186,10 @@ void check_positives(const Block<T>& b) {
   }
 }
 
-// An error unless a kernel has of the pairs what it cannot do without.
+// An error unless the pairs have what a kernel requires.
 template <class T>
 void check_needs(const Block<T>& b, Needs needs, const char* kernel) {
-  if (b.rows == 0) return;  // an empty tensor may have no address
+  if (b.rows == 0) return;  // an empty tensor may have a null address
   const bool targets = b.dense.data || b.row_groups || b.columns == 0;
   STD_TORCH_CHECK(!needs.groups || b.row_groups, "fastsim: ", kernel, ": wanted row_groups");
   STD_TORCH_CHECK(!needs.targets || targets, "fastsim: ", kernel, ": wanted row_groups or dense");

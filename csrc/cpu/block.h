@@ -1,5 +1,6 @@
-// A block of the score matrix and what decides the role of each of its pairs. Plain data: shared
-// by the registrations (ops.cpp) and the kernels, which are compiled once per instruction set.
+// A block of the score matrix, what decides the roles of its pairs, and the table of kernels. Plain
+// data, shared by the registrations (ops.cpp) and the kernels, which are compiled once per
+// instruction set.
 #pragma once
 
 #include <cstdint>
@@ -9,36 +10,38 @@
 
 namespace fastsim {
 
-// Half-open: a thread's share of rows, columns or panels.
+// A half-open range: a thread's share of rows, columns or micro-panels.
 struct Range {
   int64_t begin, end;
 };
 
-// Rows of the register tile of a product; threads take whole tiles.
+// The rows of a register tile of a product. Threads take whole tiles.
 constexpr int64_t kTileRows = 6;
 
-// Rows whose sums of columns are in the panel's type, before they are added up in double precision.
+// The number of rows whose column sums are kept in the panel's type before they are added up in
+// float64.
 constexpr int64_t kSumRows = 24;
 
-// Distinct targets that CoSENT over a matrix keeps sums of.
+// The most distinct targets that CoSENT over a matrix keeps sums of.
 constexpr int64_t kMostLevels = 256;
 
-// Numbers of each row that metrics are made of (SEEN in fastsim/batch_metrics.py).
-constexpr int64_t kObserved = 8;
+// The numbers per row that metrics are made of (ROW_METRICS in fastsim/batch_metrics.py).
+constexpr int64_t kRowMetrics = 8;
 
-// Columns by the row that they belong to, ascending: those of row i are columns[first[i]] to
-// columns[first[i + 1] - 1]. Null: not known.
+// A list of columns for each row, ascending: those of row i are columns[first[i]] to
+// columns[first[i + 1] - 1]. Null pointers: the lists are unknown.
 struct ColumnsOfRows {
   const int64_t *first, *columns;
 };
 
-// How a kernel over pairs is shared out; `first_look`: over rows, and it is the first that looks at
-// the scores, before which they are observed where that is asked for; `parts`: over rows, of which
-// it may be given a part of the columns.
-enum class Each { first_look, rows, columns, parts };
+// How a kernel over pairs is divided among threads. rows, columns: by rows or by columns.
+// first_look: by rows, and the kernel is the first to read the scores; row metrics are recorded
+// just before it, if they are wanted. parts: by rows, and the kernel may be called for a part of
+// the columns.
+enum class PassKind { first_look, rows, columns, parts };
 
-// What a kernel over pairs cannot do without: groups; groups or a matrix of targets; the positive
-// of each row among its columns.
+// What a kernel over pairs requires: groups; targets, which are groups or a matrix of targets; or
+// that the positive of each row is among the block's columns.
 struct Needs {
   bool groups = false, targets = false, positives = false;
 };
@@ -47,9 +50,10 @@ inline constexpr struct {
       margins{.targets = true, .positives = true};
 } kNeeds;
 
-// Rows [row0, row0 + rows) against columns [column0, column0 + columns) of the score matrix.
-// `scores` is row-major, `stride` apart. Pointers index the block's own rows and columns;
-// `positives` holds columns of the whole matrix. Null: not given.
+// The block of rows [row0, row0 + rows) and columns [column0, column0 + columns) of the score
+// matrix. `scores` is row-major with rows `stride` apart. All pointers are indexed by the block's
+// own rows and columns, but `positives` holds column numbers of the whole matrix. Null pointers:
+// not given.
 template <class T>
 struct Block {
   T* scores;
@@ -58,42 +62,44 @@ struct Block {
   Matrix dense;
   T negative_target;
   Skip skip;
-  // (rows, kObserved), to which the first look adds what the scores say of a batch; null: nobody
-  // asks. akin: the columns with a row's group or its id, where they are few (observing.h).
-  double* seen;
+  // row_metrics: (rows, kRowMetrics), to which the first kernel that reads the scores adds what
+  // metrics of the batch need; null if there are no metrics. akin: for each row the columns with
+  // its group or its id, if there are few of them (metrics_recorder.h).
+  double* row_metrics;
   ColumnsOfRows akin;
 
-  // The positive's column within this block, or -1 where it lies elsewhere.
+  // The column of the row's positive within this block, or -1 if it is in another block.
   FASTSIM_INLINE int64_t positive(int64_t row) const {
     const int64_t column = positives[row] - column0;
     return column >= 0 && column < columns ? column : -1;
   }
 
-  // What decides the roles of the pairs without its first rows; the scores are another matter.
+  // This block with what decides the roles of the pairs moved to the rows from `first` on. The
+  // scores, the sizes and the row metrics stay as they are.
   Block from_row(int64_t first) const {
-    const auto past = [first](const int64_t* of_rows) { return of_rows ? of_rows + first : nullptr; };
+    const auto shifted = [first](const int64_t* p) { return p ? p + first : nullptr; };
     Block rest = *this;
     rest.row0 += first;
-    rest.positives = past(positives);
-    rest.row_ids = past(row_ids);
-    rest.row_groups = past(row_groups);
+    rest.positives = shifted(positives);
+    rest.row_ids = shifted(row_ids);
+    rest.row_groups = shifted(row_groups);
     if (dense.data) rest.dense = dense.from_row(first);
     return rest;
   }
 
-  // The same without its first columns.
+  // The same for the columns from `first` on.
   Block from_column(int64_t first) const {
-    const auto past = [first](const int64_t* of) { return of ? of + first : nullptr; };
+    const auto shifted = [first](const int64_t* p) { return p ? p + first : nullptr; };
     Block rest = *this;
     rest.column0 += first;
-    rest.column_ids = past(column_ids);
-    rest.column_groups = past(column_groups);
+    rest.column_ids = shifted(column_ids);
+    rest.column_groups = shifted(column_groups);
     if (dense.data) rest.dense = dense.from_column(first);
     return rest;
   }
 };
 
-// Running maximum (of scores) and sum of exponentials relative to it.
+// The running maximum of scores, and the sum of exponentials relative to it.
 struct MaxSum {
   double *max, *sum;
 };
@@ -105,8 +111,9 @@ struct Values {
   int64_t count;
 };
 
-// Rows (rows, width) and, by row, `count` columns chosen among `y`: column k of row i is
-// columns[k * rows + i], negative for none. Either |x_i - y_j| of a pair counts or x_i . y_j.
+// Rows x (rows, width) with `count` columns chosen for each among the rows of y: column k of row i
+// is columns[k * rows + i], negative for none. The value of a pair is |x_i - y_j| with `distances`,
+// otherwise x_i . y_j.
 template <class T>
 struct Partners {
   const T *x, *y;
@@ -115,37 +122,39 @@ struct Partners {
   bool distances;
 };
 
-// The entries of Partners::columns by the column they name, ascending: those that name column j
-// are entries[first[j]] to entries[first[j + 1] - 1].
+// The indices into Partners::columns, sorted by the column they hold: the ascending indices of
+// column j are entries[first[j]] to entries[first[j + 1] - 1].
 struct Naming {
   const int64_t *first, *entries;
 };
 
-// What a row of the other side adds to a gradient: its unit row times `factor`.
+// A term of a gradient: `factor` times the unit row number `row` of the other side.
 struct Share {
   int64_t row;
   double factor;
 };
 
-// The gradient of the rows `own` of cosines, of which few score gradients differ from those of
-// their row. Row i gets of_every[i] (null: 1) times `every`, and its shares of `others`, which are
-// those from first[i] to first[i + 1]. With each side its inverse norms: unit rows exist nowhere.
+// The gradient of one side of a matrix of cosines where all score gradients of a row are equal but
+// for a few. The gradient of unit row i is common_factors[i] (null: 1) times `common_row`, plus the
+// terms shares[first[i]] to shares[first[i + 1] - 1] of `others`. Unit rows are not in memory: each
+// side comes with its inverse norms.
 template <class T>
 struct SharedGradient {
-  Matrix own;
+  Matrix rows;
   const T* inverse;
   Matrix others;
-  const T* inverse_of_others;
+  const T* inverse_others;
   int64_t width;
-  const T *every, *of_every;
+  const T *common_row, *common_factors;
   const int64_t* first;
   const Share* shares;
 };
 
-// The document token that each query token chose, `places` (documents, tokens) from the start of
-// its document, negative for none, int32 if `wide`, else int16; and what gradients along them need.
-// Each query meets `documents` documents: all, or with `own` those numbered from query * documents.
-// `grad` (queries, documents); inverse norms of the rows of cosines, null: plain products.
+// The winners of MaxSim, and what gradients along them need. `places` (documents, tokens): the
+// document token that each query token chose, counted from the start of its document, negative for
+// none; int32 if `wide`, otherwise int16. Each query is scored against `documents` documents: all
+// of them, or with `own` the documents from number query * documents on. `grad` (queries,
+// documents). The inverse norms are those of the rows, for cosines; null for dot products.
 template <class T>
 struct Winners {
   const void* places;
@@ -154,13 +163,13 @@ struct Winners {
   const int64_t *query_of, *query_starts, *document_starts;
   const T* grad;
   Matrix x, y;
-  const bool *mask_x, *mask_y;  // which rows are tokens; null: all
+  const bool *mask_x, *mask_y;  // which rows are tokens; null: all are
   const T *inverse_x, *inverse_y;
 };
 
-// What each kernel over pairs takes beside them.
+// The arguments that each kernel over pairs takes beside the block, as a struct.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(name, Arguments, each, needs, ...) \
+#define PAIRS_KERNEL(name, Arguments, pass, needs, ...) \
   template <class T>                                    \
   struct Arguments {                                    \
     __VA_ARGS__                                         \
@@ -184,10 +193,10 @@ struct Winners {
 #define VALUES(name) Values<T> name;
 #include "kernels.inc"
 
-// One implementation of every kernel.
+// The kernels for one instruction set and the type T.
 template <class T>
 struct Kernels {
-  int64_t panel_columns;  // columns of a packed panel
+  int64_t panel_columns;  // columns of a micro-panel
 #define FUNCTION(name, parameters) void(*name) parameters;
 #define PAIRS_KERNEL(name, Arguments, ...) \
   void (*name)(const Block<T>&, Arguments<T>, int64_t, int64_t);
@@ -209,7 +218,7 @@ struct KernelTable {
   }
 };
 
-// That of this processor (choose.cpp).
+// The kernels for this processor (choose.cpp).
 const KernelTable& kernels();
 
 }  // namespace fastsim

@@ -1,5 +1,5 @@
-// The losses of a block of whole rows of scores, and their score gradients: what `whole` runs
-// between its products.
+// The losses of a block of whole rows, and their score gradients: what `in_one_call` runs between
+// its products.
 #pragma once
 
 #include <cmath>
@@ -13,19 +13,20 @@
 namespace fastsim {
 namespace {
 
-// What a loss has of each row, null where it is not given: the weight of its loss; (N, 2) of
-// debiased; what a positive counts in sigmoid.
+// The inputs of a loss that have entries for each row; null: not given. weights (N,): the weights
+// of the row losses. prior (N, 2): the prior probability and the number of negatives, for debiased.
+// positive_weights (N,): how many times a positive counts, for sigmoid.
 template <class T>
-struct OfRows {
+struct RowInputs {
   const T *weights, *prior, *positive_weights;
 
-  OfRows from_row(int64_t first) const {
+  RowInputs from_row(int64_t first) const {
     return {weights + first, prior ? prior + 2 * first : nullptr,
             positive_weights ? positive_weights + first : nullptr};
   }
 };
 
-// losses: null, or what the loss of each row is written to.
+// The softmax of each row. `losses` (N,), if not null, gets the losses of the rows.
 template <class T>
 Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights,
                        T* losses = nullptr) {
@@ -57,8 +58,8 @@ Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights,
   Result result;
   for (int64_t i = 0; i < b.rows; ++i) {
     const SoftmaxRow row{top[i], sum[i], logits[i], sums[i]};
-    const double of_row = add_row(row, loss, one_positive(b), weights[i], result);
-    if (losses) losses[i] = T(of_row);
+    const double row_loss = add_row(row, loss, one_positive(b), weights[i], result);
+    if (losses) losses[i] = T(row_loss);
   }
   return result;
 }
@@ -72,17 +73,17 @@ Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) 
        [&](int64_t begin, int64_t end) { sums.add_columns(b, 0, {begin, end}); });
   const Result result = sums.finish(weights);
   if (!loss.score_grad) return result;
-  constexpr T margin = 0;  // the first pass has taken it
+  constexpr T margin = 0;  // the first pass has subtracted it
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
     sums.score_grad(b, 0, 0, margin, {begin, end});
   });
   return result;
 }
 
-// Losses of one pair, or of one row's pairs, that need no state between the passes.
+// Losses of single pairs or of the pairs of one row, which need no state between two passes.
 template <class T>
-Result row_by_row(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
-  const T* weights = of.weights;
+Result row_by_row(const Block<T>& b, const Loss& loss, const RowInputs<T>& inputs) {
+  const T* weights = inputs.weights;
   std::vector<double> losses(b.rows), score_grads(b.rows);
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
     const auto& k = kernels().of<T>();
@@ -93,7 +94,7 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
                  .weights = loss.score_grad ? weights : nullptr,
                  .losses = losses.data(),
                  .score_grad_sums = score_grads.data(),
-                 .positive_weights = of.positive_weights},
+                 .positive_weights = inputs.positive_weights},
                 begin, end);
     } else if (loss.kind == Kind::squared_error) {
       k.squared_error(b,
@@ -122,9 +123,10 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
   return result;
 }
 
-// Losses that keep of a row what its negatives and its positives come to; prior (N, 2): of debiased.
+// Losses that contrast the negatives of a row with its positives, with a state for each. prior: as
+// in RowInputs.
 template <class T>
-Result side_by_side(const Block<T>& b, const Loss& loss, const T* weights, const T* prior) {
+Result contrast_losses(const Block<T>& b, const Loss& loss, const T* weights, const T* prior) {
   const Kind kind = loss.kind;
   const T scale = T(loss.scale), margin = T(loss.margin);
   const T positive_scale = T(kind == Kind::debiased ? loss.scale : loss.positive_scale);
@@ -149,10 +151,10 @@ Result side_by_side(const Block<T>& b, const Loss& loss, const T* weights, const
     }
   });
   Result result;
-  std::vector<T> tops(b.rows), shares(b.rows), positive_tops(b.rows), positive_shares(b.rows);
+  std::vector<T> tops(b.rows), factors(b.rows), positive_tops(b.rows), positive_factors(b.rows);
   for (int64_t i = 0; i < b.rows; ++i) {
-    const Sides state{top[i], sum[i], positive_top[i], positive_sum[i]};
-    const Finished row = [&] {
+    const ContrastState state{top[i], sum[i], positive_top[i], positive_sum[i]};
+    const RowResult row = [&] {
       switch (kind) {
         case Kind::decoupled:
           return decoupled(state, loss.scale);
@@ -161,42 +163,47 @@ Result side_by_side(const Block<T>& b, const Loss& loss, const T* weights, const
         case Kind::circle:
           return circle(state, loss.scale);
         case Kind::debiased:
-          // Without a prior the count is 0, which leaves N no least value.
-          return debiased(state, loss.scale, prior ? prior[2 * i] : 0, prior ? prior[2 * i + 1] : 0);
+          // Without a prior the count is 0: N then has no minimum.
+          return debiased(state, loss.scale, prior ? prior[2 * i] : 0,
+                          prior ? prior[2 * i + 1] : 0);
         default:
           return multi_similarity(state, loss.scale, loss.positive_scale, loss.base);
       }
     }();
     const double weight = weights[i];
     result.loss += weight * row.loss;
-    result.scale_score_grad += weight * row.by_scale;
+    result.scale_score_grad += weight * row.scale_grad;
     tops[i] = T(top[i]);
-    shares[i] = T(weight * row.weight);
+    factors[i] = T(weight * row.weight);
+    // multi_positive takes the logarithm of the negatives' sum in this place.
     positive_tops[i] = T(kind == Kind::multi_positive ? std::log(sum[i]) : positive_top[i]);
-    positive_shares[i] = T(weight * row.positive_weight);
+    positive_factors[i] = T(weight * row.positive_weight);
   }
   if (!loss.score_grad) return result;
-  const T *high = tops.data(), *up = shares.data();
-  const T *low = positive_tops.data(), *down = positive_shares.data();
+  const T *row_top = tops.data(), *row_weight = factors.data();
+  const T *positive_row_top = positive_tops.data(), *positive_weight = positive_factors.data();
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
     switch (kind) {
       case Kind::decoupled:
-        return k.decoupled_score_grad(b, {scale, high, up, down}, begin, end);
+        return k.decoupled_score_grad(b, {scale, row_top, row_weight, positive_weight}, begin, end);
       case Kind::multi_positive:
-        return k.multi_positive_score_grad(b, {scale, high, up, low, down}, begin, end);
+        return k.multi_positive_score_grad(
+            b, {scale, row_top, row_weight, positive_row_top, positive_weight}, begin, end);
       case Kind::circle:
-        return k.circle_score_grad(b, {scale, margin, high, up, low, down}, begin, end);
+        return k.circle_score_grad(
+            b, {scale, margin, row_top, row_weight, positive_row_top, positive_weight}, begin, end);
       default:
-        return k.multi_similarity_score_grad(b, {scale, positive_scale, high, up, low, down},
-                                             begin, end);
+        return k.multi_similarity_score_grad(
+            b, {scale, positive_scale, row_top, row_weight, positive_row_top, positive_weight},
+            begin, end);
     }
   });
   return result;
 }
 
-// The softmax of a row against that of its targets, a teacher's scores.
+// Distillation: the softmax of a row compared with the softmax of its targets, a teacher's scores.
 template <class T>
-Result distilled(const Block<T>& b, const Loss& loss, const T* weights) {
+Result distillation_losses(const Block<T>& b, const Loss& loss, const T* weights) {
   const T scale = T(loss.scale), teacher_scale = T(loss.positive_scale);
   std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows), own_logits(b.rows);
   std::vector<double> teacher_top(top), teacher_sum(b.rows), teacher_logits(b.rows);
@@ -213,16 +220,16 @@ Result distilled(const Block<T>& b, const Loss& loss, const T* weights) {
                                            begin, end);
   });
   Result result;
-  std::vector<T> tops(b.rows), shares(b.rows), teacher_tops(b.rows), teacher_shares(b.rows);
+  std::vector<T> tops(b.rows), factors(b.rows), teacher_tops(b.rows), teacher_factors(b.rows);
   for (int64_t i = 0; i < b.rows; ++i) {
     const double weight = weights[i] * loss.scale;
     const DistilledRow row{top[i],         sum[i],        teacher_top[i],
                            teacher_sum[i], own_logits[i], teacher_logits[i]};
     result.loss += weights[i] * row.loss(loss.scale, loss.positive_scale);
     tops[i] = T(top[i]);
-    shares[i] = T(ratio(weight, sum[i]));
+    factors[i] = T(ratio(weight, sum[i]));
     teacher_tops[i] = T(teacher_top[i]);
-    teacher_shares[i] = T(ratio(weight, teacher_sum[i]));
+    teacher_factors[i] = T(ratio(weight, teacher_sum[i]));
   }
   if (!loss.score_grad) return result;
   over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
@@ -230,18 +237,18 @@ Result distilled(const Block<T>& b, const Loss& loss, const T* weights) {
                                               {.scale = scale,
                                                .positive_scale = teacher_scale,
                                                .top = tops.data(),
-                                               .weight = shares.data(),
+                                               .weight = factors.data(),
                                                .teacher_top = teacher_tops.data(),
-                                               .teacher_weight = teacher_shares.data()},
+                                               .teacher_weight = teacher_factors.data()},
                                               begin, end);
   });
   return result;
 }
 
-// The losses of the block; its scores become its score gradients where these are wanted.
+// The losses of a block. With loss.score_grad its scores become score gradients.
 template <class T>
-Result fused_pass(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
-  const T* weights = of.weights;
+Result fused_pass(const Block<T>& b, const Loss& loss, const RowInputs<T>& inputs) {
+  const T* weights = inputs.weights;
   switch (loss.kind) {
     case Kind::softmax:
       return loss.symmetric ? softmax_both_ways(b, loss, weights)
@@ -251,11 +258,11 @@ Result fused_pass(const Block<T>& b, const Loss& loss, const OfRows<T>& of) {
     case Kind::hard_triplet:
     case Kind::semi_hard_triplet:
     case Kind::margins:
-      return row_by_row(b, loss, of);
+      return row_by_row(b, loss, inputs);
     case Kind::distillation:
-      return distilled(b, loss, weights);
+      return distillation_losses(b, loss, weights);
     default:
-      return side_by_side(b, loss, weights, of.prior);
+      return contrast_losses(b, loss, weights, inputs.prior);
   }
 }
 

@@ -1,4 +1,5 @@
-// Rows against the few columns chosen for each: distances or products, and their gradients.
+// The kernels on rows with the few columns chosen for each: distances or dot products, and their
+// gradients.
 #pragma once
 
 #include "isa.h"
@@ -7,6 +8,7 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
+// |a - b|^2
 template <class T>
 double squared_distance(const T* a, const T* b, int64_t count) {
   double sum = 0;
@@ -18,7 +20,7 @@ double squared_distance(const T* a, const T* b, int64_t count) {
   return sum;
 }
 
-// A row without a partner keeps its value.
+// Writes the values (count, rows) of the pairs; a value without a column keeps what it has.
 template <class T>
 void chosen_rows(const Partners<T>& p, T* values, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
@@ -33,12 +35,12 @@ void chosen_rows(const Partners<T>& p, T* values, int64_t begin, int64_t end) {
   }
 }
 
-// Rows that are added up in the type of the rows; the sum of more goes on in float64. Where all rows
-// are nearly the same, one of them is the closest of thousands.
-constexpr int64_t kRowsOfSum = 64;
+// The most terms of a gradient that are added up in their own type. Longer sums are in float64: if
+// all rows are nearly the same, one of them may be the closest to thousands of others.
+constexpr int64_t kTermsInType = 64;
 
-// Adds score gradient * d(pair) / d(own) to `grad`, where for a distance the score gradient has been
-// divided by it.
+// Adds the gradient of the value of a pair to `grad`, the gradient of its row `own`, times
+// score_grad. For a distance, score_grad has been divided by the distance.
 template <class T, class Sum>
 void add_gradient(const T* own, const T* other, double score_grad, bool distances, int64_t width,
                   Sum* grad) {
@@ -52,6 +54,7 @@ void add_gradient(const T* own, const T* other, double score_grad, bool distance
   }
 }
 
+// Adds to grad_x (rows, width) the gradients of the rows [begin, end) of x.
 template <class T>
 void chosen_rows_of_rows(const Partners<T>& p, const double* score_grads, T* grad_x, int64_t begin,
                          int64_t end) {
@@ -64,11 +67,14 @@ void chosen_rows_of_rows(const Partners<T>& p, const double* score_grads, T* gra
   }
 }
 
+// Adds to grad_y the gradients of the rows [begin, end) of y, which are columns of the pairs.
+// naming: the pairs of each column.
 template <class T>
 void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, const Naming& naming,
                             T* grad_y, int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; ++column) {
     const int64_t first = naming.first[column], last = naming.first[column + 1];
+    // Adds the gradient's entries [from, from + width) to `sum`.
     const auto add_columns = [&](int64_t from, int64_t width, auto* sum) {
       for (int64_t e = first; e < last; ++e) {
         const int64_t at = naming.entries[e];
@@ -77,13 +83,13 @@ void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, con
       }
     };
     T* const grad = grad_y + column * p.width;
-    if (last - first <= kRowsOfSum) {
+    if (last - first <= kTermsInType) {
       add_columns(0, p.width, grad);
       continue;
     }
     constexpr int64_t kPart = 256;
     for (int64_t from = 0; from < p.width; from += kPart) {
-      const int64_t width = smaller(kPart, p.width - from);
+      const int64_t width = min_of(kPart, p.width - from);
       double sum[kPart];
       for (int64_t k = 0; k < width; ++k) sum[k] = grad[from + k];
       add_columns(from, width, sum);
@@ -92,8 +98,10 @@ void chosen_rows_of_columns(const Partners<T>& p, const double* score_grads, con
   }
 }
 
-// The gradient of the rows [begin, end). memory: of two rows, wide: of one. A gradient is written
-// once, when it is whole: lines that are not in cache yet would hold up all that is added to them.
+// Computes the gradients of the rows [begin, end) to `grad` (rows, width). memory: 2 * width
+// numbers. wide (width,): the sum of a long list of terms. A gradient is written once, when it is
+// complete: if terms were added to it in place, each addition would wait for cache lines that are
+// not in cache yet.
 template <class T>
 void shared_gradient(const SharedGradient<T>& g, T* memory, double* wide, T* grad, int64_t begin,
                      int64_t end) {
@@ -101,10 +109,11 @@ void shared_gradient(const SharedGradient<T>& g, T* memory, double* wide, T* gra
   const int64_t last = g.first[end];
   T *sum = memory, *as_read = memory + width;
   for (int64_t row = begin; row < end; ++row) {
-    const T factor = g.of_every ? g.of_every[row] : T(1), norm = g.inverse[row];
+    const T common_factor = g.common_factors ? g.common_factors[row] : T(1),
+            inverse = g.inverse[row];
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) sum[k] = factor * g.every[k];
-    const bool is_long = g.first[row + 1] - g.first[row] > kRowsOfSum;
+    for (int64_t k = 0; k < width; ++k) sum[k] = common_factor * g.common_row[k];
+    const bool is_long = g.first[row + 1] - g.first[row] > kTermsInType;
     for (int64_t k = 0; is_long && k < width; ++k) wide[k] = 0;
     const auto add_to_wide = [&] {
 #pragma omp simd
@@ -112,22 +121,22 @@ void shared_gradient(const SharedGradient<T>& g, T* memory, double* wide, T* gra
       for (int64_t k = 0; k < width; ++k) sum[k] = 0;
     };
     for (int64_t s = g.first[row]; s < g.first[row + 1]; ++s) {
-      if (s + kRowsAhead < last) ask_for_row(g.others, g.shares[s + kRowsAhead].row, width);
+      if (s + kRowsAhead < last) prefetch_row(g.others, g.shares[s + kRowsAhead].row, width);
       const T* other = read(g.others, g.shares[s].row, 0, width, as_read);
-      const T share = T(g.shares[s].factor), of_other = g.inverse_of_others[g.shares[s].row];
+      const T factor = T(g.shares[s].factor), other_inverse = g.inverse_others[g.shares[s].row];
 #pragma omp simd
-      for (int64_t k = 0; k < width; ++k) sum[k] += share * (of_other * other[k]);
-      if (is_long && (s - g.first[row]) % kRowsOfSum == kRowsOfSum - 1) add_to_wide();
+      for (int64_t k = 0; k < width; ++k) sum[k] += factor * (other_inverse * other[k]);
+      if (is_long && (s - g.first[row]) % kTermsInType == kTermsInType - 1) add_to_wide();
     }
     if (is_long) {
       add_to_wide();
       for (int64_t k = 0; k < width; ++k) sum[k] = T(wide[k]);
     }
-    const T* own = read(g.own, row, 0, width, as_read);
-    const T along = T(dot(own, sum, width) * norm) * norm;
+    const T* own = read(g.rows, row, 0, width, as_read);
+    const T coefficient = T(dot(own, sum, width) * inverse) * inverse;
     T* out = grad + row * width;
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) out[k] = norm * (sum[k] - along * own[k]);
+    for (int64_t k = 0; k < width; ++k) out[k] = inverse * (sum[k] - coefficient * own[k]);
   }
 }
 

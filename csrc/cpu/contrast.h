@@ -1,5 +1,6 @@
-// Losses with one sum over a row's positives and one over its negatives: multi-similarity, circle,
-// and multi_positive, which has one term for each positive (fastsim/kinds/contrast.py).
+// Losses that contrast the negatives of a row with its positives (fastsim/kinds/contrast.py).
+// Multi-similarity and circle loss have one sum over each. multi_positive has a sum over the
+// negatives, and one term for each positive.
 #pragma once
 
 #include "isa.h"
@@ -9,41 +10,44 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// A chunk of a row: the negatives' scores in place, kLeftOut elsewhere, and the positives, of which
-// there are few, closed up with their places.
+// A chunk of a row, split into negatives and positives. `negatives` holds the scores of the
+// negatives at their places in the chunk, and kLeftOut elsewhere. `positives` holds the scores of
+// the positives, which are few, one after another; `places` are their places in the chunk.
 template <class T>
 struct SplitChunk {
   T negatives[kChunk], positives[kChunk];
   int32_t places[kChunk];
-  int64_t count;  // of positives
+  int64_t count;  // the number of positives
 
-  void split(const Block<T>& b, int64_t row, int64_t at, int64_t n) {
+  // Splits the columns [at, at + n) of a row, n <= kChunk.
+  void fill(const Block<T>& b, int64_t row, int64_t at, int64_t n) {
     const T* s = b.scores + row * b.stride + at;
     const int64_t group = b.row_groups[row], *groups = b.column_groups + at;
     count = 0;
-    for (int64_t first = 0; first < n; first += kFew) {
-      const int64_t end = smaller(first + kFew, n);
-      T own = 0;
-#pragma omp simd reduction(+ : own)
+    for (int64_t first = 0; first < n; first += kStep) {
+      const int64_t end = min_of(first + kStep, n);
+      T group_members = 0;
+#pragma omp simd reduction(+ : group_members)
       for (int64_t j = first; j < end; ++j) {
-        const bool alike = groups[j] == group;
-        negatives[j] = alike ? kLeftOut<T> : s[j];
-        own += alike ? T(1) : T(0);
+        const bool same_group = groups[j] == group;
+        negatives[j] = same_group ? kLeftOut<T> : s[j];
+        group_members += same_group ? T(1) : T(0);
       }
-      if (own == 0) continue;
+      if (group_members == 0) continue;
       for (int64_t j = first; j < end; ++j) {
         positives[count] = s[j];
         places[count] = static_cast<int32_t>(j);
-        count += groups[j] == group && !(s[j] <= kLeftOut<T>);
+        count += groups[j] == group && s[j] != kLeftOut<T>;
       }
     }
   }
 
  private:
-  static constexpr int64_t kFew = 64;  // columns that mostly have no positive among them
+  static constexpr int64_t kStep = 64;  // columns, few enough that most steps have no positive
 };
 
-// Merges the maximum of a chunk and its sum of exponentials into the running state.
+// Merges the maximum of the values of a chunk, and their sum of exponentials, into the state of a
+// row.
 template <class T>
 void forward_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& state, int64_t row) {
   const T top = maximum(values, count);
@@ -51,162 +55,197 @@ void forward_chunk(T* values, int64_t count, Softmax<T> softmax, const MaxSum& s
   if (any_pair(top, sum)) merge(state, row, top, sum, softmax.scale);
 }
 
+// Adds the scores of a block to the states of its rows.
 template <class T>
 void multi_similarity_forward(const Block<T>& b, MultiSimilarityForward<T> args, int64_t begin,
                               int64_t end) {
-  const Softmax<T> rise{args.scale}, fall{args.positive_scale};
+  const Softmax<T> negative_softmax{args.scale}, positive_softmax{args.positive_scale};
   const MaxSum negatives{args.negative_max, args.negative_sum};
   const MaxSum positives{args.positive_max, args.positive_sum};
-  SplitChunk<T> sides;
+  SplitChunk<T> split;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      sides.split(b, row, at, n);
-      forward_chunk(sides.negatives, n, rise, negatives, row);
-      for (int64_t k = 0; k < sides.count; ++k) sides.positives[k] = -sides.positives[k];
-      forward_chunk(sides.positives, sides.count, fall, positives, row);
+      split.fill(b, row, at, n);
+      forward_chunk(split.negatives, n, negative_softmax, negatives, row);
+      for (int64_t k = 0; k < split.count; ++k) split.positives[k] = -split.positives[k];
+      forward_chunk(split.positives, split.count, positive_softmax, positives, row);
     });
   }
 }
 
+// Turns the scores of a block into score gradients.
 template <class T>
 void multi_similarity_score_grad(const Block<T>& b, MultiSimilarityScoreGrad<T> args, int64_t begin,
                                  int64_t end) {
-  const Softmax<T> rise{args.scale}, fall{args.positive_scale};
-  SplitChunk<T> sides;
+  const Softmax<T> negative_softmax{args.scale}, positive_softmax{args.positive_scale};
+  SplitChunk<T> split;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    const T high = args.negative_top[row], up = args.negative_weight[row];
-    const T low = args.positive_top[row], down = args.positive_weight[row];
+    const T top = args.negative_top[row], weight = args.negative_weight[row];
+    const T positive_top = args.positive_top[row], positive_weight = args.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      sides.split(b, row, at, n);
+      split.fill(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) chunk[j] = up * rise.share(sides.negatives[j], high);
-      for (int64_t k = 0; k < sides.count; ++k) {
-        chunk[sides.places[k]] = -down * fall.share(-sides.positives[k], low);
+      for (int64_t j = 0; j < n; ++j) {
+        chunk[j] = weight * negative_softmax.share(split.negatives[j], top);
+      }
+      for (int64_t k = 0; k < split.count; ++k) {
+        chunk[split.places[k]] =
+            -positive_weight * positive_softmax.share(-split.positives[k], positive_top);
       }
     });
   }
 }
 
-// State of whole rows: the negatives' sum of exponentials, then the positives' terms against it;
-// known: the sum is there already, of these columns and of others.
+// Whether a row has a negative. Its score may be -Inf.
+template <class T>
+bool any_negative(const Block<T>& b, int64_t row) {
+  const T* s = b.scores + row * b.stride;
+  const int64_t group = b.row_groups[row], *groups = b.column_groups;
+  T count = 0;
+#pragma omp simd reduction(+ : count)
+  for (int64_t j = 0; j < b.columns; ++j) {
+    count += groups[j] != group && s[j] != kLeftOut<T> ? T(1) : T(0);
+  }
+  return count > 0;
+}
+
+// The loss of a row that has no terms: 0, or NaN if a score is not finite.
+template <class T>
+T loss_without_terms(const Block<T>& b, int64_t row) {
+  const T* s = b.scores + row * b.stride;
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < b.columns; ++j) sum += 0 * s[j];
+  return sum;
+}
+
+// Computes the states of whole rows: the sum of exponentials of the negatives, then from it the
+// terms of the positives. known: the state already has that sum, over these columns and others.
 template <class T>
 void multi_positive_forward(const Block<T>& b, MultiPositiveForward<T> args, int64_t begin,
                             int64_t end) {
   const MultiPositive<T> term{args.scale};
   const MaxSum negatives{args.negative_max, args.negative_sum};
-  SplitChunk<T> sides;
+  SplitChunk<T> split;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, args.known ? 0 : b.columns, [&](int64_t at, int64_t n) {
-      sides.split(b, row, at, n);
-      forward_chunk(sides.negatives, n, Softmax<T>{args.scale}, negatives, row);
+      split.fill(b, row, at, n);
+      forward_chunk(split.negatives, n, Softmax<T>{args.scale}, negatives, row);
     });
     args.losses[row] = args.score_grads[row] = 0;
-    if (negatives.sum[row] == 0) {  // the loss is 0, and NaN where a score is
-      for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-        sides.split(b, row, at, n);
-        for (int64_t k = 0; k < sides.count; ++k) args.losses[row] += 0 * sides.positives[k];
-      });
+    const bool zero_sum = negatives.sum[row] == 0;  // no negative, or all have the score -Inf
+    if (zero_sum && !any_negative(b, row)) {
+      args.losses[row] = loss_without_terms(b, row);
       continue;
     }
     const T top = T(negatives.max[row]), log_sum = T(__builtin_log(negatives.sum[row]));
+    int64_t count = 0;
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      sides.split(b, row, at, n);
+      split.fill(b, row, at, n);
+      count += split.count;
       T losses = 0, score_grads = 0;
 #pragma omp simd reduction(+ : losses, score_grads)
-      for (int64_t k = 0; k < sides.count; ++k) {
+      for (int64_t k = 0; k < split.count; ++k) {
         T loss, score_grad;
-        term(sides.positives[k], top, log_sum, loss, score_grad);
+        term(split.positives[k], top, log_sum, loss, score_grad);
         losses += loss;
         score_grads += score_grad;
       }
       args.losses[row] += losses;
       args.score_grads[row] += score_grads;
     });
+    if (count == 0 && !args.known) args.losses[row] = loss_without_terms(b, row);
   }
 }
 
+// Turns the scores of a block into score gradients.
 template <class T>
 void multi_positive_score_grad(const Block<T>& b, MultiPositiveScoreGrad<T> args, int64_t begin,
                                int64_t end) {
   const Softmax<T> softmax{args.scale};
   const MultiPositive<T> term{args.scale};
-  SplitChunk<T> sides;
+  SplitChunk<T> split;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    const T top = args.negative_top[row], up = args.negative_weight[row];
-    const T log_sum = args.log_sum[row], down = args.positive_weight[row];
+    const T top = args.negative_top[row], weight = args.negative_weight[row];
+    const T log_sum = args.log_sum[row], positive_weight = args.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      sides.split(b, row, at, n);
+      split.fill(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) chunk[j] = up * softmax.share(sides.negatives[j], top);
-      for (int64_t k = 0; k < sides.count; ++k) {
-        T loss, share;
-        term(sides.positives[k], top, log_sum, loss, share);
-        chunk[sides.places[k]] = -down * share;
+      for (int64_t j = 0; j < n; ++j) chunk[j] = weight * softmax.share(split.negatives[j], top);
+      for (int64_t k = 0; k < split.count; ++k) {
+        T loss, score_grad;
+        term(split.positives[k], top, log_sum, loss, score_grad);
+        chunk[split.places[k]] = -positive_weight * score_grad;
       }
     });
   }
 }
 
-// The negatives' scores and the positives', each where the other is not, become their values.
+// Replaces the scores of the negatives and of the positives by their values in circle loss. Entries
+// of `negatives` that are no negatives stay kLeftOut.
 template <class T>
-void take_values(SplitChunk<T>& sides, int64_t n, Circle<T> circle) {
+void scores_to_values(SplitChunk<T>& split, int64_t n, Circle<T> circle) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) {
-    const T s = sides.negatives[j], value = circle.negative_value(s);
-    sides.negatives[j] = s <= kLeftOut<T> ? kLeftOut<T> : value;
+    const T s = split.negatives[j], value = circle.negative_value(s);
+    split.negatives[j] = s <= kLeftOut<T> ? kLeftOut<T> : value;
   }
-  for (int64_t k = 0; k < sides.count; ++k) {
-    sides.positives[k] = circle.positive_value(sides.positives[k]);
+  for (int64_t k = 0; k < split.count; ++k) {
+    split.positives[k] = circle.positive_value(split.positives[k]);
   }
 }
 
+// Adds the scores of a block to the states of its rows.
 template <class T>
 void circle_forward(const Block<T>& b, CircleForward<T> args, int64_t begin, int64_t end) {
   const Softmax<T> softmax{args.scale};
   const MaxSum negatives{args.negative_max, args.negative_sum};
   const MaxSum positives{args.positive_max, args.positive_sum};
-  SplitChunk<T> sides;
+  SplitChunk<T> split;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      sides.split(b, row, at, n);
-      take_values(sides, n, Circle<T>{args.margin});
-      forward_chunk(sides.negatives, n, softmax, negatives, row);
-      forward_chunk(sides.positives, sides.count, softmax, positives, row);
+      split.fill(b, row, at, n);
+      scores_to_values(split, n, Circle<T>{args.margin});
+      forward_chunk(split.negatives, n, softmax, negatives, row);
+      forward_chunk(split.positives, split.count, softmax, positives, row);
     });
   }
 }
 
+// Turns the scores of a block into score gradients.
 template <class T>
 void circle_score_grad(const Block<T>& b, CircleScoreGrad<T> args, int64_t begin, int64_t end) {
   const Circle<T> circle{args.margin};
   const Softmax<T> softmax{args.scale};
-  SplitChunk<T> sides;
+  SplitChunk<T> split;
   for (int64_t row = begin; row < end; ++row) {
     mark_left_out(b, row);
-    const T high = args.negative_top[row], up = args.negative_weight[row];
-    const T low = args.positive_top[row], down = args.positive_weight[row];
+    const T top = args.negative_top[row], weight = args.negative_weight[row];
+    const T positive_top = args.positive_top[row], positive_weight = args.positive_weight[row];
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
-      sides.split(b, row, at, n);
+      split.fill(b, row, at, n);
       T* chunk = b.scores + row * b.stride + at;
-      T weights[kChunk];
-      for (int64_t k = 0; k < sides.count; ++k) {
-        weights[k] = circle.positive_weight(sides.positives[k]);
+      T factors[kChunk];  // the weights of the positives' scores
+      for (int64_t k = 0; k < split.count; ++k) {
+        factors[k] = circle.positive_weight(split.positives[k]);
       }
-      take_values(sides, n, circle);
-      // A pair that takes no part has weight 0 for its score and share 0 for its value.
+      scores_to_values(split, n, circle);
+      // A left-out pair gets 0: circle.negative_weight of its score and its exponential are 0.
 #pragma omp simd
       for (int64_t j = 0; j < n; ++j) {
-        chunk[j] = up * circle.negative_weight(chunk[j]) * softmax.share(sides.negatives[j], high);
+        chunk[j] =
+            weight * circle.negative_weight(chunk[j]) * softmax.share(split.negatives[j], top);
       }
-      for (int64_t k = 0; k < sides.count; ++k) {
-        chunk[sides.places[k]] = -down * weights[k] * softmax.share(sides.positives[k], low);
+      for (int64_t k = 0; k < split.count; ++k) {
+        chunk[split.places[k]] =
+            -positive_weight * factors[k] * softmax.share(split.positives[k], positive_top);
       }
     });
   }

@@ -1,11 +1,18 @@
-// CoSENT over a list of scores, loss and score gradient in one call:
+// CoSENT over a list of scores: the loss and its score gradient in one call.
+//
 //   L = log(1 + sum_{label_a > label_b} exp(z_b - z_a)),  z = scale * score.
 //
-// With p = e^{z - high} and n = e^{low - z}, both in (0, 1], the sum factors:
+// Let low and high be the least and the largest logit z. With p = e^{z - high} and n = e^{low - z},
+// both in (0, 1], the sum factors:
+//
 //   total = e^{high - low} sum_a n_a P_a,  P_a = sum of p over smaller labels,
-//   dL/dz_a = e^{high - low} / (1 + total) * (p_a N_a - n_a P_a),  N_a = sum of n over larger ones.
-// Everything is double. Few distinct labels need sums per label and no sort; many need one radix
-// sort and a scan each way; a spread of logits past double's range is scanned in logarithms.
+//   dL/dz_a = e^{high - low} / (1 + total) * (p_a N_a - n_a P_a),
+//   N_a = sum of n over larger labels.
+//
+// All of this is computed in double. There are three algorithms. With few distinct labels, p and n
+// are summed by label, without a sort. With many, the labels are sorted by one radix sort, and a
+// scan in each direction follows. If a sum might exceed the range of a double, the scans are in
+// logarithms.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -22,13 +29,14 @@
 namespace fastsim {
 namespace {
 
-constexpr int64_t kShare = 1 << 15;     // scores a thread takes at a time
-constexpr int64_t kChunk = 1024;        // scores between two calls of the vectorised exponential
+constexpr int64_t kPartScores = 1 << 15;  // scores that a thread takes at a time
+constexpr int64_t kChunk = 1024;          // scores in a call of the vectorised exponential
 constexpr size_t kFewLabels = 256;
-constexpr double kWidestSpread = 600;   // e^600 * 2^64 is still finite
+constexpr double kWidestSpread = 600;     // e^600 * 2^64 is still finite
 
-// ---- labels as unsigned keys in the same order ----
+// ---- labels as keys ----
 
+// A label as an unsigned key. Keys have the order of the labels.
 template <class L>
 uint64_t key_of(L label) {
   if constexpr (std::is_floating_point_v<L>) {
@@ -45,6 +53,7 @@ uint64_t key_of(L label) {
   }
 }
 
+// Calls f with a pointer to the labels, of their type.
 template <class F>
 void with_labels(const Tensor& t, const F& f) {
   const void* data = t.const_data_ptr();
@@ -60,12 +69,13 @@ void with_labels(const Tensor& t, const F& f) {
   }
 }
 
-// The distinct keys of one part of the labels, found through a small hash table.
-class FewKeys {
+// Numbers the distinct keys of one part of the labels, by a small hash table.
+class KeyIds {
  public:
-  FewKeys() { slots_.fill(-1); }
+  KeyIds() { slots_.fill(-1); }
 
-  // The id of the key, or -1 once there are too many.
+  // The id of a key: the number of distinct keys that came before it. -1 if there are kFewLabels
+  // other keys already.
   int id(uint64_t key) {
     if (!keys_.empty() && key == keys_[last_]) return last_;
     for (size_t at = (key * 0x9e3779b97f4a7c15u) >> 54;; at = (at + 1) % slots_.size()) {
@@ -86,27 +96,30 @@ class FewKeys {
   int last_ = 0;
 };
 
+// The scores, their scale, and the least and the largest logit.
 template <class T>
-struct Problem {
+struct Logits {
   const T* scores;
   int64_t count;
   double scale, low, high;
 
-  int64_t parts() const { return (count + kShare - 1) / kShare; }
+  // The number of parts into which the scores are divided for the threads.
+  int64_t parts() const { return (count + kPartScores - 1) / kPartScores; }
 
+  // Calls f(part, begin, end) for each part.
   template <class F>
   void for_parts(const F& f) const {
     share_out(parts(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
-        f(part, part * kShare, std::min(count, (part + 1) * kShare));
+        f(part, part * kPartScores, std::min(count, (part + 1) * kPartScores));
       }
     });
   }
 
-  // p and n of the scores [at, at + size).
-  void exponentials(int64_t at, int64_t size, double* p, double* n) const {
+  // Computes p and n of the scores [first, first + size).
+  void exponentials(int64_t first, int64_t size, double* p, double* n) const {
     for (int64_t k = 0; k < size; ++k) {
-      const double z = scale * scores[at + k];
+      const double z = scale * scores[first + k];
       p[k] = z - high;
       n[k] = low - z;
     }
@@ -115,78 +128,84 @@ struct Problem {
   }
 };
 
-// The spread of the logits; NaN where a score is not finite.
+// Finds the least and the largest logit. Both are NaN if a score is not finite.
 template <class T>
-Problem<T> open(const T* scores, int64_t count, double scale) {
-  Problem<T> problem{scores, count, scale, 0, 0};
-  std::vector<std::array<double, 2>> ends(problem.parts());
-  problem.for_parts([&](int64_t part, int64_t begin, int64_t end) {
+Logits<T> logits_of(const T* scores, int64_t count, double scale) {
+  Logits<T> logits{scores, count, scale, 0, 0};
+  std::vector<std::array<double, 2>> extremes(logits.parts());
+  logits.for_parts([&](int64_t part, int64_t begin, int64_t end) {
     T low = scores[begin], high = low, check = 0;
     for (int64_t a = begin; a < end; ++a) {
       low = std::min(low, scores[a]);
       high = std::max(high, scores[a]);
       check += scores[a] * T(0);
     }
+    // `check` is 0, or NaN if a score is not finite.
     const double first = scale * low + check, second = scale * high + check;
-    ends[part] = {first < second ? first : second, first < second ? second : first};
+    extremes[part] = {first < second ? first : second, first < second ? second : first};
   });
-  problem.low = ends[0][0];
-  problem.high = ends[0][1];
-  for (const auto& [low, high] : ends) {
-    problem.low = low < problem.low || low != low ? low : problem.low;
-    problem.high = high > problem.high || high != high ? high : problem.high;
+  logits.low = extremes[0][0];
+  logits.high = extremes[0][1];
+  for (const auto& [low, high] : extremes) {
+    logits.low = low < logits.low || low != low ? low : logits.low;
+    logits.high = high > logits.high || high != high ? high : logits.high;
   }
-  return problem;
+  return logits;
 }
 
 // ---- few distinct labels ----
 
+// Computes the loss, and the score gradient if it is not null. Returns false, and writes nothing,
+// if there are more than kFewLabels distinct labels.
 template <class T>
-bool few_labels(const Problem<T>& problem, const Tensor& labels, double* loss, T* score_grad) {
-  const int64_t parts = problem.parts();
-  std::vector<uint8_t> level(problem.count);
-  std::vector<FewKeys> found(parts);
+bool loss_by_label(const Logits<T>& logits, const Tensor& labels, double* loss, T* score_grad) {
+  const int64_t parts = logits.parts();
+  std::vector<uint8_t> label_ids(logits.count);
+  std::vector<KeyIds> part_ids(parts);
   std::vector<uint8_t> overflow(parts, 0);
   with_labels(labels, [&](const auto* label) {
-    // Labels that differ throughout show it in the first part; look no further then.
-    for (int64_t a = 0; a < std::min(problem.count, 2 * kChunk) && !overflow[0]; ++a) {
-      overflow[0] = found[0].id(key_of(label[a])) < 0;
+    // If most labels are distinct, the first of them already exceed kFewLabels. Then the rest is
+    // not read.
+    for (int64_t a = 0; a < std::min(logits.count, 2 * kChunk) && !overflow[0]; ++a) {
+      overflow[0] = part_ids[0].id(key_of(label[a])) < 0;
     }
     if (overflow[0]) return;
-    problem.for_parts([&](int64_t part, int64_t begin, int64_t end) {
+    logits.for_parts([&](int64_t part, int64_t begin, int64_t end) {
       for (int64_t a = begin; a < end; ++a) {
-        const int id = found[part].id(key_of(label[a]));
+        const int id = part_ids[part].id(key_of(label[a]));
         if (id < 0) {
           overflow[part] = 1;
           return;
         }
-        level[a] = static_cast<uint8_t>(id);
+        label_ids[a] = static_cast<uint8_t>(id);
       }
     });
   });
   if (std::find(overflow.begin(), overflow.end(), 1) != overflow.end()) return false;
 
   std::vector<uint64_t> keys;
-  for (const FewKeys& part : found) keys.insert(keys.end(), part.keys().begin(), part.keys().end());
+  for (const KeyIds& part : part_ids) {
+    keys.insert(keys.end(), part.keys().begin(), part.keys().end());
+  }
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   const size_t count = keys.size();
   if (count > kFewLabels) return false;
 
-  // Sums of p and n by part and label, then by label in a fixed order.
+  // Sums p and n by part and label. Then adds up the parts in a fixed order.
   std::vector<double> sums(parts * 2 * count, 0.0);
-  problem.for_parts([&](int64_t part, int64_t begin, int64_t end) {
-    std::array<uint8_t, kFewLabels> rank;
-    const auto& local = found[part].keys();
+  logits.for_parts([&](int64_t part, int64_t begin, int64_t end) {
+    std::array<uint8_t, kFewLabels> rank_of_id;
+    const auto& local = part_ids[part].keys();
     for (size_t id = 0; id < local.size(); ++id) {
-      rank[id] = std::lower_bound(keys.begin(), keys.end(), local[id]) - keys.begin();
+      rank_of_id[id] = std::lower_bound(keys.begin(), keys.end(), local[id]) - keys.begin();
     }
     double *sum = sums.data() + part * 2 * count, p[kChunk], n[kChunk];
     for (int64_t at = begin; at < end; at += kChunk) {
       const int64_t size = std::min(kChunk, end - at);
-      problem.exponentials(at, size, p, n);
+      logits.exponentials(at, size, p, n);
       for (int64_t k = 0; k < size; ++k) {
-        const uint8_t l = level[at + k] = rank[level[at + k]];
+        const uint8_t l = label_ids[at + k] = rank_of_id[label_ids[at + k]];
         sum[l] += p[k];
         sum[count + l] += n[k];
       }
@@ -201,20 +220,20 @@ bool few_labels(const Problem<T>& problem, const Tensor& labels, double* loss, T
   }
   for (size_t l = 1; l < count; ++l) below[l] = below[l - 1] + p[l - 1];
   for (size_t l = count - 1; l-- > 0;) above[l] = above[l + 1] + n[l + 1];
-  const double spread = std::exp(problem.high - problem.low);
+  const double spread = std::exp(logits.high - logits.low);
   const double total = spread * std::inner_product(n.begin(), n.end(), below.begin(), 0.0);
   *loss = std::log1p(total);
   if (!score_grad) return true;
 
-  const double unit = problem.scale * spread / (1 + total);
-  problem.for_parts([&](int64_t, int64_t begin, int64_t end) {
+  const double coefficient = logits.scale * spread / (1 + total);
+  logits.for_parts([&](int64_t, int64_t begin, int64_t end) {
     double p[kChunk], n[kChunk];
     for (int64_t at = begin; at < end; at += kChunk) {
       const int64_t size = std::min(kChunk, end - at);
-      problem.exponentials(at, size, p, n);
+      logits.exponentials(at, size, p, n);
       for (int64_t k = 0; k < size; ++k) {
-        const uint8_t l = level[at + k];
-        score_grad[at + k] = static_cast<T>(unit * (p[k] * above[l] - n[k] * below[l]));
+        const uint8_t l = label_ids[at + k];
+        score_grad[at + k] = static_cast<T>(coefficient * (p[k] * above[l] - n[k] * below[l]));
       }
     }
   });
@@ -223,12 +242,14 @@ bool few_labels(const Problem<T>& problem, const Tensor& labels, double* loss, T
 
 // ---- many labels: sort, then scan ----
 
+// The key of a label, and its index in the list.
 struct Entry {
   uint64_t key;
-  int64_t at;
+  int64_t index;
 };
 
-// Least significant digit first; digits that all keys share cost one count and no move.
+// Sorts the labels by a radix sort, least significant digit first. A digit that is the same in all
+// keys is counted, but moves no entry.
 std::vector<Entry> sorted_by_label(const Tensor& labels, int64_t count) {
   constexpr int kBits = 11, kDigits = 6;
   constexpr uint64_t kMask = (1u << kBits) - 1;
@@ -253,7 +274,7 @@ std::vector<Entry> sorted_by_label(const Tensor& labels, int64_t count) {
   return from;
 }
 
-// Calls f(begin, end) for each run of equal labels.
+// Calls f(begin, end) for each run of equal labels, in ascending order.
 template <class F>
 void for_groups(const std::vector<Entry>& order, const F& f) {
   const int64_t count = order.size();
@@ -263,6 +284,7 @@ void for_groups(const std::vector<Entry>& order, const F& f) {
   }
 }
 
+// The same in descending order.
 template <class F>
 void for_groups_backward(const std::vector<Entry>& order, const F& f) {
   for (int64_t end = order.size(), begin; end > 0; end = begin) {
@@ -271,20 +293,21 @@ void for_groups_backward(const std::vector<Entry>& order, const F& f) {
   }
 }
 
+// Computes the loss, and the score gradient if it is not null, from the sorted labels.
 template <class T>
-void scan(const Problem<T>& problem, const std::vector<Entry>& order, double* loss, T* score_grad) {
-  std::vector<double> p(problem.count), n(problem.count);
-  problem.for_parts([&](int64_t, int64_t begin, int64_t end) {
+void scan(const Logits<T>& logits, const std::vector<Entry>& order, double* loss, T* score_grad) {
+  std::vector<double> p(logits.count), n(logits.count);
+  logits.for_parts([&](int64_t, int64_t begin, int64_t end) {
     T gathered[kChunk];
     for (int64_t at = begin; at < end; at += kChunk) {
       const int64_t size = std::min(kChunk, end - at);
-      for (int64_t k = 0; k < size; ++k) gathered[k] = problem.scores[order[at + k].at];
-      Problem<T> chunk = problem;
+      for (int64_t k = 0; k < size; ++k) gathered[k] = logits.scores[order[at + k].index];
+      Logits<T> chunk = logits;
       chunk.scores = gathered;
       chunk.exponentials(0, size, p.data() + at, n.data() + at);
     }
   });
-  std::vector<double> pull(score_grad ? problem.count : 0);
+  std::vector<double> below_terms(score_grad ? logits.count : 0);
   double below = 0, total = 0;
   for_groups(order, [&](int64_t begin, int64_t end) {
     double group = 0;
@@ -292,45 +315,47 @@ void scan(const Problem<T>& problem, const std::vector<Entry>& order, double* lo
       const double pairs = n[k] * below;
       total += pairs;
       group += p[k];
-      if (score_grad) pull[k] = pairs;
+      if (score_grad) below_terms[k] = pairs;
     }
     below += group;
   });
-  const double spread = std::exp(problem.high - problem.low);
+  const double spread = std::exp(logits.high - logits.low);
   total *= spread;
   *loss = std::log1p(total);
   if (!score_grad) return;
-  const double unit = problem.scale * spread / (1 + total);
+  const double coefficient = logits.scale * spread / (1 + total);
   double above = 0;
   for_groups_backward(order, [&](int64_t begin, int64_t end) {
     double group = 0;
     for (int64_t k = begin; k < end; ++k) {
       group += n[k];
-      score_grad[order[k].at] = static_cast<T>(unit * (p[k] * above - pull[k]));
+      score_grad[order[k].index] = static_cast<T>(coefficient * (p[k] * above - below_terms[k]));
     }
     above += group;
   });
 }
 
-// log(e^a + e^b), -inf standing for an empty sum.
+// log(e^a + e^b). -inf stands for an empty sum.
 double log_add(double a, double b) {
   const double top = std::max(a, b);
-  return top == -std::numeric_limits<double>::infinity() ? top
-                                                         : top + std::log1p(std::exp(-std::abs(a - b)));
+  return top == -std::numeric_limits<double>::infinity()
+             ? top
+             : top + std::log1p(std::exp(-std::abs(a - b)));
 }
 
+// The same as `scan`, with logarithms of all sums.
 template <class T>
-void scan_logarithms(const Problem<T>& problem, const std::vector<Entry>& order, double* loss,
+void scan_logarithms(const Logits<T>& logits, const std::vector<Entry>& order, double* loss,
                      T* score_grad) {
   constexpr double kEmpty = -std::numeric_limits<double>::infinity();
-  const auto logit = [&](int64_t k) { return problem.scale * problem.scores[order[k].at]; };
-  std::vector<double> pull(problem.count);
-  double below = kEmpty, total = 0;  // log(1) = 0
+  const auto logit = [&](int64_t k) { return logits.scale * logits.scores[order[k].index]; };
+  std::vector<double> below_terms(logits.count);
+  double below = kEmpty, total = 0;  // total begins as log(1)
   for_groups(order, [&](int64_t begin, int64_t end) {
     double group = kEmpty;
     for (int64_t k = begin; k < end; ++k) {
-      pull[k] = below - logit(k);
-      total = log_add(total, pull[k]);
+      below_terms[k] = below - logit(k);
+      total = log_add(total, below_terms[k]);
       group = log_add(group, logit(k));
     }
     below = log_add(below, group);
@@ -342,32 +367,34 @@ void scan_logarithms(const Problem<T>& problem, const std::vector<Entry>& order,
     double group = kEmpty;
     for (int64_t k = begin; k < end; ++k) {
       group = log_add(group, -logit(k));
-      score_grad[order[k].at] = static_cast<T>(
-          problem.scale * (std::exp(above + logit(k) - total) - std::exp(pull[k] - total)));
+      score_grad[order[k].index] = static_cast<T>(
+          logits.scale * (std::exp(above + logit(k) - total) - std::exp(below_terms[k] - total)));
     }
     above = log_add(above, group);
   });
 }
 
+// Chooses the algorithm, and computes the loss, and the score gradient if it is not null.
 template <class T>
-void rank(const T* scores, int64_t count, const Tensor& labels, double scale, double* loss,
-          T* score_grad) {
+void loss_of_list(const T* scores, int64_t count, const Tensor& labels, double scale, double* loss,
+                  T* score_grad) {
   *loss = 0;
   if (count == 0) return;
-  const auto problem = open(scores, count, scale);
-  const double spread = problem.high - problem.low;
+  const auto logits = logits_of(scores, count, scale);
+  const double spread = logits.high - logits.low;
   if (!(spread < std::numeric_limits<double>::infinity())) {  // a score is not finite
     *loss = std::numeric_limits<double>::quiet_NaN();
     if (score_grad) std::fill(score_grad, score_grad + count, static_cast<T>(*loss));
     return;
   }
   const bool wide = spread > kWidestSpread;
-  if (!wide && few_labels(problem, labels, loss, score_grad)) return;
+  if (!wide && loss_by_label(logits, labels, loss, score_grad)) return;
   const std::vector<Entry> order = sorted_by_label(labels, count);
-  wide ? scan_logarithms(problem, order, loss, score_grad) : scan(problem, order, loss, score_grad);
+  wide ? scan_logarithms(logits, order, loss, score_grad) : scan(logits, order, loss, score_grad);
 }
 
-// loss 0-d float64; the score gradient dL/dscore in the scores' compute type, if given.
+// Sets `loss` (), float64. If score_grad (N,) is given, sets it to dL/dscore. scores (N,) and
+// score_grad have the compute type. labels (N,).
 void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional score_grad) {
   const int64_t count = scores.numel();
   check(labels, "labels", labels.scalar_type(), count);
@@ -375,7 +402,7 @@ void cosent(Tensor scores, Tensor labels, double scale, Tensor loss, Optional sc
   with_type(scores, "scores", [&](auto type) {
     using T = decltype(type);
     T* const grad = output<T>(score_grad, "score_grad", count);
-    rank(input<T>(scores, "scores", count), count, labels, scale, out, grad);
+    loss_of_list(input<T>(scores, "scores", count), count, labels, scale, out, grad);
   });
 }
 

@@ -1,4 +1,4 @@
-// Reading and writing the caller's dtypes.
+// Reads and writes numbers of the caller's dtypes.
 #pragma once
 
 #include <cstring>
@@ -9,6 +9,7 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
+// Converts a number of the caller's dtype S to T.
 template <class S>
 struct Convert {
   template <class T>
@@ -32,7 +33,7 @@ struct Convert<BFloat16> {
   }
 };
 
-// To nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even. A NaN stays a NaN.
 inline BFloat16 round_to_bfloat16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -40,6 +41,7 @@ inline BFloat16 round_to_bfloat16(float value) {
   return {static_cast<uint16_t>(value != value ? 0x7fc0 : rounded)};
 }
 
+// `load` from a matrix whose dtype is S.
 template <class S, class T>
 void convert(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
   const S* from = static_cast<const S*>(m.data) + row * m.row_stride;
@@ -52,6 +54,7 @@ void convert(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out
   }
 }
 
+// Loads `count` numbers of row `row` of m, from column `column` on, into `out`, as T.
 template <class T>
 void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
   switch (m.dtype) {
@@ -67,7 +70,8 @@ void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
   }
 }
 
-// The same, where they lie if that is as a row of T, else in `out`.
+// Returns a pointer to the same numbers: to those in m itself if it holds them as a contiguous row
+// of T, otherwise to `out`, into which they are loaded.
 template <class T>
 const T* read(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
   if (m.dtype == kDtypeOf<T> && m.column_stride == 1) {
@@ -77,6 +81,8 @@ const T* read(const Matrix& m, int64_t row, int64_t column, int64_t count, T* ou
   return out;
 }
 
+// Writes `count` numbers to the elements of `to` from `at` on. dtype: that of T, float16 or
+// bfloat16.
 template <class T>
 void store(const T* from, int64_t count, void* to, Dtype dtype, int64_t at) {
   if (dtype == Dtype::float16) {

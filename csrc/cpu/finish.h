@@ -1,7 +1,7 @@
-// What follows from the state of a row: its loss, its coefficients, what else the scale's gradient
-// needs. These are the formulas of fastsim/kinds, which every other engine uses, for a loss that is
-// one operator call because its time is operator calls.
-// tests/backends/cpu/test_one_call.py holds one to the other.
+// What follows from the state of a row: its loss, the coefficients of its score gradients, and what
+// else the gradient of the scale needs. These are the formulas of fastsim/kinds, which all other
+// engines use, for losses in one operator call: operator calls would be most of their time.
+// tests/backends/cpu/test_one_call.py compares both.
 #pragma once
 
 #include <cmath>
@@ -10,12 +10,16 @@
 
 namespace fastsim {
 
-inline double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
+inline double softplus(double x) {
+  return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
+}
 inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// weight / total, 0 where the total is.
+// weight / total, or 0 if the total is 0.
 FASTSIM_INLINE double ratio(double weight, double total) { return total == 0 ? 0 : weight / total; }
 
+// The state of a row of a softmax: the maximum score, the sum of exponentials relative to it,
+// sum_j t z and sum_j t.
 struct SoftmaxRow {
   double top, sum, target_logits, target_sums;
 
@@ -23,24 +27,27 @@ struct SoftmaxRow {
 
   double loss(double log_sum_exp, bool one_positive, bool normalise) const {
     if (one_positive) return log_sum_exp - target_logits;
-    if (target_sums == 0 && target_logits == 0) return 0;  // whatever its log-sum-exp
+    if (target_sums == 0 && target_logits == 0) return 0;  // for any log_sum_exp
     return normalise ? log_sum_exp - target_logits / target_sums
                      : log_sum_exp * target_sums - target_logits;
   }
 
-  // Of the targets in the score gradient, from the weight of the row's logits; that of the
-  // exponentials is as many times larger as the targets add up to.
+  // The weight of the targets in the score gradient, given the weight of the row's logits. The
+  // weight of the exponentials is target_sums times as large.
   FASTSIM_INLINE double target_weight(double weight, bool normalise) const {
     return normalise ? ratio(weight, target_sums) : weight;
   }
 
-  // The probability of the row's one positive along a row or column of that maximum and sum.
-  double positive_share(double scale, double along_top, double along_sum) const {
-    return __builtin_exp(target_logits - scale * along_top) / along_sum;
+  // The probability of the row's one positive in the softmax of a row or column, given the maximum
+  // of that softmax and its sum of exponentials.
+  double positive_probability(double scale, double softmax_top, double softmax_sum) const {
+    return __builtin_exp(target_logits - scale * softmax_top) / softmax_sum;
   }
 };
 
-// What distillation keeps of a row: of the scores, and of a teacher's, its targets.
+// The state of a row of distillation: a softmax of its scores, and one of its targets, the scores
+// of a teacher. own_logits, teacher_logits: the sums of their logits, weighted by the teacher's
+// exponentials.
 struct DistilledRow {
   double top, sum, teacher_top, teacher_sum, own_logits, teacher_logits;
 
@@ -51,21 +58,25 @@ struct DistilledRow {
   }
 };
 
-// What a row keeps of its negatives and of its positives: two sums of exponentials relative to
-// their maxima; of multi_positive the second pair is the sums of its terms and of their derivatives.
-struct Sides {
+// The state of a row of a loss that contrasts its negatives with its positives: the maximum and the
+// sum of exponentials of each. In multi_positive, positive_top and positive_sum are instead the sum
+// of the terms of the positives and the sum of their derivatives.
+struct ContrastState {
   double top, sum, positive_top, positive_sum;
 };
 
-// The loss of a row, and of a score gradient what it has beside the scores, for dL/dloss of 1:
-// the weights of exp(scale (s - top)) of both sides; `by_scale`: what of dL/dscale the scores do not
-// show. Tops may be others than those of the state.
-struct Finished {
-  double loss, weight, positive_weight, by_scale = 0;
+// The loss of a row and the coefficients of its score gradients, for dL/dloss = 1. weight and
+// positive_weight: the weights of exp(scale (s - top)) for the negatives and for the positives,
+// where top may differ from that of the state. scale_grad: the part of dL/dscale that does not
+// follow from the score gradients.
+struct RowResult {
+  double loss, weight, positive_weight, scale_grad = 0;
 };
 
-// softplus(lse of the negatives) / scale + the same of the positives (MultiSimilarity).
-inline Finished multi_similarity(const Sides& s, double scale, double positive_scale, double base) {
+// MultiSimilarity: softplus(lse of the negatives) / scale, plus the same of the positives with
+// their scale.
+inline RowResult multi_similarity(const ContrastState& s, double scale, double positive_scale,
+                                  double base) {
   const double lse = scale * (s.top - base) + std::log(s.sum);
   const double positive_lse = positive_scale * (s.positive_top + base) + std::log(s.positive_sum);
   return {(s.sum == 0 ? 0 : softplus(lse) / scale) +
@@ -73,38 +84,41 @@ inline Finished multi_similarity(const Sides& s, double scale, double positive_s
           ratio(sigmoid(lse), s.sum), ratio(sigmoid(positive_lse), s.positive_sum)};
 }
 
-// softplus of the sum of both log-sum-exps (Circle).
-inline Finished circle(const Sides& s, double scale) {
-  const double both =
+// Circle: softplus of the sum of both log-sum-exps.
+inline RowResult circle(const ContrastState& s, double scale) {
+  const double lse_sum =
       scale * (s.top + s.positive_top) + std::log(s.sum) + std::log(s.positive_sum);
-  const double weight = scale * sigmoid(both);
-  return {softplus(both), ratio(weight, s.sum), ratio(weight, s.positive_sum)};
+  const double weight = scale * sigmoid(lse_sum);
+  return {softplus(lse_sum), ratio(weight, s.sum), ratio(weight, s.positive_sum)};
 }
 
-// The positive's logit is `positive_top` (Decoupled).
-inline Finished decoupled(const Sides& s, double scale) {
-  if (s.sum == 0) return {0 * s.positive_top, 0, 0};
+// Decoupled: lse of the negatives minus the logit of the positive, which is `positive_top`. The
+// loss of a row without negatives is 0; a row whose negatives all have the score -Inf has top -Inf.
+inline RowResult decoupled(const ContrastState& s, double scale) {
+  if (s.sum == 0 && !std::isinf(s.top)) return {0 * s.positive_top, 0, 0};
   return {scale * s.top + std::log(s.sum) - s.positive_top, scale / s.sum, scale};
 }
 
-// A sum of terms that is finished, and their derivatives (MultiPositive). A NaN of the negatives
-// reaches the loss where there is no positive.
-inline Finished multi_positive(const Sides& s, double scale) {
+// MultiPositive: the state has the sum of the terms already. 0 * s.sum passes a NaN of the
+// negatives to the loss of a row without positives.
+inline RowResult multi_positive(const ContrastState& s, double scale) {
   return {s.positive_top + 0 * s.sum, ratio(scale * s.positive_sum, s.sum), s.sum == 0 ? 0 : scale};
 }
 
-// Without hardness (Debiased); `prior`: the probability that a negative is a positive; of `count`.
-inline Finished debiased(const Sides& s, double scale, double prior, double count) {
+// Debiased without hardness. prior: the probability that a negative is in fact a positive. count:
+// the number of negatives.
+inline RowResult debiased(const ContrastState& s, double scale, double prior, double count) {
   if (s.sum == 0) return {0 * s.positive_sum, 0, 0};
   const double pull = scale * s.positive_top + std::log(s.positive_sum);
   const double both = scale * s.top + std::log(s.sum) + pull;
   const double least = std::log(count) - scale + pull;
-  const double one = least + std::log1p(-prior), other = std::log(prior * count);
-  const double high = one > other ? one : other;
-  const double above = high + std::log1p(std::exp((one > other ? other : one) - high));
-  if (both < above) {  // a NaN is not
-    const double at_least = sigmoid(least);
-    return {softplus(least), 0, ratio(scale * at_least, s.positive_sum), -at_least};
+  // limit = log(e^a + e^b). N of fastsim/kinds/contrast.py is at its minimum if `both` is below it.
+  const double a = least + std::log1p(-prior), b = std::log(prior * count);
+  const double high = a > b ? a : b;
+  const double limit = high + std::log1p(std::exp((a > b ? b : a) - high));
+  if (both < limit) {  // false for NaN, which then reaches the loss
+    const double sigma = sigmoid(least);
+    return {softplus(least), 0, ratio(scale * sigma, s.positive_sum), -sigma};
   }
   const double share = 1 / (1 + (1 - prior - prior * count) * std::exp(-both));
   const double loss =

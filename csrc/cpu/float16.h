@@ -1,9 +1,9 @@
-// float16 as the compiler has it.
+// The compiler's type for float16.
 #pragma once
 
 namespace fastsim {
 
-// GCC before 13 has the type on arm64, but not by this name.
+// On arm64, GCC before 13 has the type under another name.
 #if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
 using Float16 = __fp16;
 #else

@@ -1,42 +1,46 @@
 // InfoNCE of a small batch with further candidates or label smoothing, and its gradient, in one
-// operator. What a row is held against lies in one row of memory, section by section:
+// operator. All scores of a row lie in one row of memory, section by section, so that one softmax
+// over it is the loss. The sections are the scores with
 //
 //   candidates | anchors (query_to_query) | anchors (doc_to_query) | candidates (doc_to_doc)
 //       | references | own negatives
 //
-// so that one softmax over it is the loss (fastsim/losses/further_candidates.py has the formulas).
+// fastsim/losses/further_candidates.py has the formulas.
 
 #include <numeric>
 #include <optional>
 #include <vector>
 
 #include "arguments.h"
-#include "observing.h"
+#include "block_losses.h"
+#include "metrics_recorder.h"
 #include "operators.h"
 #include "side.h"
-#include "block_losses.h"
 #include "totals.h"
 
 namespace fastsim {
 
 namespace {
 
-// Some of the columns of the scores; what decides roles is left to the block of all.
+// A section of the scores: the columns [first, first + columns) of the block of all scores, if it
+// is present.
 template <class T>
 struct Section {
-  bool there;
-  int64_t at, columns;
+  bool present;
+  int64_t first, columns;
 
-  Block<T> of(const Block<T>& all) const {
-    Block<T> own{};
-    own.scores = all.scores + at;
-    own.stride = all.stride;
-    own.rows = all.rows;
-    own.columns = columns;
-    return own;
+  // The scores of the section, without what decides the roles of pairs: only `all` has that.
+  Block<T> block(const Block<T>& all) const {
+    Block<T> b{};
+    b.scores = all.scores + first;
+    b.stride = all.stride;
+    b.rows = all.rows;
+    b.columns = columns;
+    return b;
   }
 };
 
+// Sets the scores of a block to the products of `rows` and `columns`.
 template <class T>
 void fill(const Block<T>& b, const T* rows, const Side<T>& columns) {
   Scratch<T> packed(packed_rows<T>(columns.count) * columns.width);
@@ -44,12 +48,14 @@ void fill(const Block<T>& b, const T* rows, const Side<T>& columns) {
   fill_scores<T>(rows, columns.width, packed, b);
 }
 
+// Leaves out the pairs of row i and column i.
 template <class T>
 void leave_out_diagonal(const Block<T>& b) {
   for (int64_t i = 0; i < b.rows; ++i) b.scores[i * b.stride + i] = kLeftOut<T>;
 }
 
-// `to` (N, N or more) = or += the transpose of `from`, whose first N columns are meant.
+// Sets the first N columns of `to` to the transpose of the first N columns of `from`, or with `add`
+// adds it to them. Both blocks have N rows.
 template <class T>
 void transpose_square(const Block<T>& from, const Block<T>& to, bool add) {
   over(to.rows, to.rows, [&](int64_t begin, int64_t end) {
@@ -58,45 +64,51 @@ void transpose_square(const Block<T>& from, const Block<T>& to, bool add) {
   });
 }
 
-// Scores (N, K) of each row with the K rows of its own, and what their gradients add.
+// The section of own negatives: the scores (N, K) of each of the N rows with its own K negatives,
+// and their gradients. `negatives` (N K, D) has those of row 0 first, then those of row 1.
 template <class T>
-class Own {
+class OwnNegatives {
  public:
-  Own(const Side<T>& rows, const Side<T>& negatives, int64_t of_each)
-      : rows_(rows), negatives_(negatives), count_(of_each) {}
+  OwnNegatives(const Side<T>& rows, const Side<T>& negatives, int64_t per_row)
+      : rows_(rows), negatives_(negatives), per_row_(per_row) {}
 
+  // Computes the scores.
   void fill(const Block<T>& b) const {
     std::vector<int64_t> columns(negatives_.count);
     for (int64_t i = 0; i < b.rows; ++i) {
-      for (int64_t k = 0; k < count_; ++k) columns[k * b.rows + i] = i * count_ + k;
+      for (int64_t k = 0; k < per_row_; ++k) columns[k * b.rows + i] = i * per_row_ + k;
     }
     std::vector<T> values(negatives_.count);
-    const Partners<T> p{rows_, negatives_, b.rows, rows_.width, count_, columns.data(), false};
-    over(b.rows, count_ * rows_.width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().chosen_rows(p, values.data(), begin, end);
+    const Partners<T> pairs{rows_, negatives_, b.rows, rows_.width, per_row_, columns.data(),
+                            false};
+    over(b.rows, per_row_ * rows_.width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().chosen_rows(pairs, values.data(), begin, end);
     });
     for (int64_t i = 0; i < b.rows; ++i) {
-      for (int64_t k = 0; k < count_; ++k) b.scores[i * b.stride + k] = values[k * b.rows + i];
+      for (int64_t k = 0; k < per_row_; ++k) b.scores[i * b.stride + k] = values[k * b.rows + i];
     }
   }
 
+  // Adds the products of the score gradients and the negatives to the gradient of the rows, (N, D).
   void add_to_rows(const Block<T>& b, T* grad) const {
     const int64_t width = rows_.width;
-    over(b.rows, count_ * width, [&](int64_t begin, int64_t end) {
+    over(b.rows, per_row_ * width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const T* own = negatives_ + i * count_ * width;
-        kernels().of<T>().multiply_rows(b.scores + i * b.stride, b.stride, count_, own, width,
-                                        grad + i * width, true, {0, 1});
+        const T* row_negatives = negatives_ + i * per_row_ * width;
+        kernels().of<T>().multiply_rows(b.scores + i * b.stride, b.stride, per_row_,
+                                        row_negatives, width, grad + i * width, true, {0, 1});
       }
     });
   }
 
-  void gradient(const Block<T>& b, T* grad) const {
+  // Sets `grad` (N K, D) to the gradient of the caller's negatives.
+  void negatives_gradient(const Block<T>& b, T* grad) const {
     const int64_t width = rows_.width;
-    over(b.rows, count_ * width, [&](int64_t begin, int64_t end) {
+    over(b.rows, per_row_ * width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         kernels().of<T>().multiply_columns(b.scores + i * b.stride, b.stride, 1, rows_ + i * width,
-                                           width, grad + i * count_ * width, false, {0, count_});
+                                           width, grad + i * per_row_ * width, false,
+                                           {0, per_row_});
       }
     });
     negatives_.finish(grad);
@@ -104,13 +116,15 @@ class Own {
 
  private:
   const Side<T>&rows_, &negatives_;
-  const int64_t count_;
+  const int64_t per_row_;
 };
 
-// x (N, D), y (M, D), of which row i is the positive of x_i; own (N K, D); references (R, D).
-// label_smoothing: of the candidates, beside which there is nothing then. weights (N,) weigh the
-// losses of the rows; without, `weight` all of them. Gradients are written in the compute type where
-// given. loss: () their weighted sum, or (N,).
+// InfoNCE of the anchors x (N, D) and the candidates y (M, D). Row i of y is the positive of x_i.
+// own (N K, D): K own negatives of each anchor. references (R, D). query_to_query, doc_to_query,
+// doc_to_doc: whether these sections are present. label_smoothing: must be 0 if there is any
+// further candidate. weights (N,): the weights of the row losses; without them every row has
+// `weight`. Gradients are written in the compute type, if they are given. loss: () the weighted sum
+// of the row losses, or (N,) the row losses, not weighted.
 void further(Tensor x, Tensor y, Optional own, Optional references, bool query_to_query,
              bool doc_to_query, bool doc_to_doc, double scale, double margin,
              double label_smoothing, bool cosine, Optional weights, double weight, Optional grad_x,
@@ -122,71 +136,72 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     if (columns.count < count || columns.width != width) {
       refuse("y", y, "a positive of x's width for each of ", count, " rows");
     }
-    const int64_t own_rows = own ? own->size(0) : 0, of_each = count ? own_rows / count : 0;
-    if (own) check_matrix(*own, "own", of_each * count, width);
+    const int64_t own_count = own ? own->size(0) : 0, per_row = count ? own_count / count : 0;
+    if (own) check_matrix(*own, "own", per_row * count, width);
     if (references) check_matrix(*references, "references", references->size(0), width);
-    std::optional<Side<T>> negatives, queue;
+    std::optional<Side<T>> negatives, reference_side;
     if (own) negatives.emplace(*own, cosine);
-    if (references) queue.emplace(*references, cosine);
+    if (references) reference_side.emplace(*references, cosine);
 
-    int64_t end = 0;
-    const auto section = [&](bool there, int64_t wide) {
-      const Section<T> found{there, end, wide};
-      end += there ? wide : 0;
-      return found;
+    int64_t total_columns = 0;
+    const auto section = [&](bool present, int64_t section_columns) {
+      const Section<T> added{present, total_columns, section_columns};
+      total_columns += present ? section_columns : 0;
+      return added;
     };
-    const Section<T> candidates = section(true, columns.count);
-    const Section<T> of_queries = section(query_to_query, count);
-    const Section<T> of_documents = section(doc_to_query, count);
-    const Section<T> documents = section(doc_to_doc, columns.count);
-    const Section<T> of_queue = section(bool(queue), queue ? queue->count : 0);
-    const Section<T> of_own = section(bool(negatives), of_each);
+    const Section<T> query_doc = section(true, columns.count);
+    const Section<T> query_query = section(query_to_query, count);
+    const Section<T> doc_query = section(doc_to_query, count);
+    const Section<T> doc_doc = section(doc_to_doc, columns.count);
+    const Section<T> query_reference =
+        section(bool(reference_side), reference_side ? reference_side->count : 0);
+    const Section<T> query_own = section(bool(negatives), per_row);
 
-    STD_TORCH_CHECK(label_smoothing == 0 || end == columns.count,
+    STD_TORCH_CHECK(label_smoothing == 0 || total_columns == columns.count,
                     "fastsim: label_smoothing: wanted 0 beside further candidates, got ",
                     label_smoothing);
 
     Block<T> b{};
     b.rows = count;
-    b.columns = end;
-    b.stride = end + kAligned / int64_t(sizeof(T));
+    b.columns = total_columns;
+    b.stride = total_columns + kAligned / int64_t(sizeof(T));
     Scratch<T> memory(count * b.stride);
     b.scores = memory;
-    std::vector<int64_t> places(std::max(count, columns.count));
-    std::iota(places.begin(), places.end(), 0);
-    b.positives = places.data();
+    std::vector<int64_t> indices(std::max(count, columns.count));
+    std::iota(indices.begin(), indices.end(), 0);
+    b.positives = indices.data();
 
-    const Block<T> first = candidates.of(b);
-    fill<T>(first, rows, columns);
+    const Block<T> query_doc_block = query_doc.block(b);
+    fill<T>(query_doc_block, rows, columns);
     if (totals) {
-      Block<T> looked_at = first;
-      looked_at.positives = b.positives;
-      Watching<T> watching({}, totals, count, cosine);
-      const Observing<T> observing(looked_at, watching.numbers(0));
-      over(count, first.columns, [&](int64_t begin, int64_t stop) {
-        kernels().of<T>().observe(looked_at, {}, begin, stop);
+      Block<T> recorded = query_doc_block;
+      recorded.positives = b.positives;
+      BatchMetrics<T> metrics({}, totals, count, cosine);
+      const MetricsRecorder<T> recorder(recorded, metrics.row_metrics(0));
+      over(count, query_doc_block.columns, [&](int64_t begin, int64_t end) {
+        kernels().of<T>().record_metrics(recorded, {}, begin, end);
       });
-      watching.look_at_rows(rows);
-      watching.look_at_columns(columns);
-      watching.write();
+      metrics.add_row_potentials(rows);
+      metrics.add_column_potentials(columns);
+      metrics.write();
     }
-    if (of_queries.there) {
-      fill<T>(of_queries.of(b), rows, rows);
-      leave_out_diagonal(of_queries.of(b));
+    if (query_query.present) {
+      fill<T>(query_query.block(b), rows, rows);
+      leave_out_diagonal(query_query.block(b));
     }
-    if (of_documents.there) transpose_square(first, of_documents.of(b), false);
-    if (documents.there) {
-      fill<T>(documents.of(b), columns, columns);
-      leave_out_diagonal(documents.of(b));
+    if (doc_query.present) transpose_square(query_doc_block, doc_query.block(b), false);
+    if (doc_doc.present) {
+      fill<T>(doc_doc.block(b), columns, columns);
+      leave_out_diagonal(doc_doc.block(b));
     }
-    if (of_queue.there) fill<T>(of_queue.of(b), rows, *queue);
-    std::optional<Own<T>> each;
-    if (negatives) each.emplace(rows, *negatives, of_each);
-    if (each) each->fill(of_own.of(b));
+    if (query_reference.present) fill<T>(query_reference.block(b), rows, *reference_side);
+    std::optional<OwnNegatives<T>> own_negatives;
+    if (negatives) own_negatives.emplace(rows, *negatives, per_row);
+    if (own_negatives) own_negatives->fill(query_own.block(b));
 
     T* const to_x = output<T>(grad_x, "grad_x", count * width);
     T* const to_y = output<T>(grad_y, "grad_y", columns.count * width);
-    T* const to_own = output<T>(grad_own, "grad_own", own_rows * width);
+    T* const to_own = output<T>(grad_own, "grad_own", own_count * width);
     STD_TORCH_CHECK(own || !grad_own, "fastsim: grad_own: wanted own too");
     const bool score_grad = to_x || to_y || to_own;
     Loss softmax{};
@@ -194,40 +209,46 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     softmax.scale = scale;
     softmax.margin = margin;
     softmax.score_grad = score_grad;
-    if (label_smoothing != 0) {  // every candidate is a target, the positive more than the others
+    // With label smoothing every candidate is a target, the positive with the largest share. Here
+    // the targets are relative to the positive's; `normalise` divides them by their sum.
+    if (label_smoothing != 0) {
       const double share = label_smoothing / double(columns.count);
-      b.row_groups = b.column_groups = places.data();
+      b.row_groups = b.column_groups = indices.data();
       b.negative_target = T(share / (1 - label_smoothing + share));
       softmax.normalise = true;
     }
-    const std::vector<T> alike(weights ? 0 : count, T(weight));
-    const T* of_rows = weights ? input<T>(*weights, "weights", count) : alike.data();
+    const std::vector<T> equal_weights(weights ? 0 : count, T(weight));
+    const T* row_weights = weights ? input<T>(*weights, "weights", count) : equal_weights.data();
     T* out = output<T>(loss, "loss", loss.dim() ? count : 1);
-    const Result result = softmax_of_rows<T>(b, softmax, of_rows, loss.dim() ? out : nullptr);
+    const Result result = softmax_of_rows<T>(b, softmax, row_weights, loss.dim() ? out : nullptr);
     if (!loss.dim()) *out = T(result.loss);
 
-    if (of_documents.there && score_grad) {  // the same scores: their gradients add up
-      transpose_square(of_documents.of(b), first, true);
+    // The scores of doc_query are scores of query_doc, so their gradients add up.
+    if (doc_query.present && score_grad) {
+      transpose_square(doc_query.block(b), query_doc_block, true);
     }
     if (to_x) {
-      multiply_panel<T>(first, columns, width, to_x, false, false);
-      if (of_queries.there) {
-        multiply_panel<T>(of_queries.of(b), rows, width, to_x, false, true);
-        multiply_panel<T>(of_queries.of(b), rows, width, to_x, true, true);
+      multiply_panel<T>(query_doc_block, columns, width, to_x, false, false);
+      if (query_query.present) {
+        // The anchors are both sides of this section.
+        multiply_panel<T>(query_query.block(b), rows, width, to_x, false, true);
+        multiply_panel<T>(query_query.block(b), rows, width, to_x, true, true);
       }
-      if (of_queue.there) multiply_panel<T>(of_queue.of(b), *queue, width, to_x, false, true);
-      if (each) each->add_to_rows(of_own.of(b), to_x);
+      if (query_reference.present) {
+        multiply_panel<T>(query_reference.block(b), *reference_side, width, to_x, false, true);
+      }
+      if (own_negatives) own_negatives->add_to_rows(query_own.block(b), to_x);
       rows.finish(to_x);
     }
     if (to_y) {
-      multiply_panel<T>(first, rows, width, to_y, true, false);
-      if (documents.there) {
-        multiply_panel<T>(documents.of(b), columns, width, to_y, false, true);
-        multiply_panel<T>(documents.of(b), columns, width, to_y, true, true);
+      multiply_panel<T>(query_doc_block, rows, width, to_y, true, false);
+      if (doc_doc.present) {
+        multiply_panel<T>(doc_doc.block(b), columns, width, to_y, false, true);
+        multiply_panel<T>(doc_doc.block(b), columns, width, to_y, true, true);
       }
       columns.finish(to_y);
     }
-    if (to_own) each->gradient(of_own.of(b), to_own);
+    if (to_own) own_negatives->negatives_gradient(query_own.block(b), to_own);
   });
 }
 

@@ -1,5 +1,5 @@
-// Sums and maxima of a row in the lanes of vectors. The lanes are joined in a tree: a reduction of
-// `omp simd` joins them one after another, which takes as long as a short row.
+// Sums and maxima of a row, kept in the lanes of vectors. The lanes are joined in a tree: a
+// reduction of `omp simd` joins them one after another, which takes as long as a short row itself.
 #pragma once
 
 #if defined(__AVX512F__)
@@ -11,14 +11,15 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// Sums of a loop whose lanes the compiler is left to make, in memory between two rounds of it.
+// The number of partial sums of a loop that the compiler vectorises. They are in memory between two
+// rounds of the loop.
 template <class T>
 constexpr int64_t kSums = 4 * kLanes<T>;
 
-// As many numbers as a vector of doubles has.
+// Loads as many numbers as a vector of doubles has, as doubles.
 inline Vector<double> as_doubles(const double* from) { return vector_at(from); }
 inline Vector<double> as_doubles(const float* from) {
-#if defined(__AVX512F__)  // GCC 12 makes two halves of the other
+#if defined(__AVX512F__)  // GCC 12 splits the portable conversion into two halves
   return _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
 #else
   float half __attribute__((vector_size(kVectorBytes / 2)));
@@ -27,45 +28,46 @@ inline Vector<double> as_doubles(const float* from) {
 #endif
 }
 
-// The lanes joined by join(a, b); `count` a power of two.
+// Joins the `count` lanes, a power of two, to one number by join(a, b).
 template <int64_t count, class T, class F>
-FASTSIM_INLINE T joined(const T* lanes, const F& join) {
+FASTSIM_INLINE T join_lanes(const T* lanes, const F& join) {
   if constexpr (count == 1) {
     return lanes[0];
   } else {
     T half[count / 2];
     for (int64_t l = 0; l < count / 2; ++l) half[l] = join(lanes[l], lanes[l + count / 2]);
-    return joined<count / 2>(half, join);
+    return join_lanes<count / 2>(half, join);
   }
 }
 
 template <int64_t count, class T>
 FASTSIM_INLINE T sum_of(const T* lanes) {
-  return joined<count>(lanes, [](T a, T b) { return a + b; });
+  return join_lanes<count>(lanes, [](T a, T b) { return a + b; });
 }
 
-// The largest of `least` and what shown(numbers) makes of the numbers, one or a vector of them; a NaN
-// is above none.
+// The largest of `least` and transform(x) of `count` numbers. `transform` takes one number or a
+// vector of numbers. NaNs are ignored.
 template <class T, class F>
-T largest(const T* x, int64_t count, T least, const F& shown) {
+T largest(const T* x, int64_t count, T least, const F& transform) {
   constexpr int64_t lanes = kLanes<T>;
   constexpr int ways = 4;
-  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
-  Vector<T> tops[ways];
-  for (auto& top : tops) top = least - Vector<T>{};
+  const auto greater_of = [](auto a, auto b) { return a > b ? a : b; };
+  Vector<T> maxima[ways];
+  for (auto& top : maxima) top = least - Vector<T>{};
   int64_t j = 0;
   for (; j + ways * lanes <= count; j += ways * lanes) {
 #pragma GCC unroll 4
     for (int way = 0; way < ways; ++way) {
-      tops[way] = larger(shown(vector_at(x + j + way * lanes)), tops[way]);
+      maxima[way] = greater_of(transform(vector_at(x + j + way * lanes)), maxima[way]);
     }
   }
   for (; j + lanes <= count; j += lanes) {
-    tops[0] = larger(shown(vector_at(x + j)), tops[0]);
+    maxima[0] = greater_of(transform(vector_at(x + j)), maxima[0]);
   }
-  const Vector<T> all = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
-  T top = joined<lanes>(reinterpret_cast<const T*>(&all), larger);
-  for (; j < count; ++j) top = larger(shown(x[j]), top);
+  const Vector<T> all =
+      greater_of(greater_of(maxima[0], maxima[1]), greater_of(maxima[2], maxima[3]));
+  T top = join_lanes<lanes>(reinterpret_cast<const T*>(&all), greater_of);
+  for (; j < count; ++j) top = greater_of(transform(x[j]), top);
   return top;
 }
 
@@ -74,11 +76,14 @@ T largest(const T* x, int64_t count, T least) {
   return largest(x, count, least, [](auto numbers) { return numbers; });
 }
 
-// Adds to `sums` what term(at, sums) adds for each of `count` places; at(x) is x there, in double.
+// Calls term(at, sums), which adds its terms to `sums`, for each index k < count. at(x) is x[k] as
+// a double. While enough indices are left, one call covers a vector of them: at(x) and `sums` are
+// vectors then.
 template <int terms, class F>
 FASTSIM_INLINE void add_terms(int64_t count, double (&sums)[terms], const F& term) {
   constexpr int64_t lanes = kLanes<double>;
-  // Several at once: a sum alone waits for its own additions. Each by a name, or they live in memory.
+  // Several sums of each term, as a single sum would wait for its own additions. Each has a name of
+  // its own: an array of them would live in memory.
   constexpr int ways = terms == 1 ? 4 : 2;
   Vector<double> one[terms] = {}, two[terms] = {}, three[terms] = {}, four[terms] = {};
   const auto add = [&](int64_t from, auto& to) {

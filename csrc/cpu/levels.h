@@ -1,4 +1,4 @@
-// CoSENT over a matrix.
+// CoSENT over a matrix. The pairs with one target are a level.
 #pragma once
 
 #include "isa.h"
@@ -7,20 +7,22 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// First column of the row that takes part.
+// The first column of a row that takes part.
 template <class T>
 int64_t first_column(const Block<T>& b, int64_t row) {
   if (b.skip != Skip::lower) return 0;
   const int64_t after = b.row0 + row - b.column0 + 1;
-  return after < 0 ? 0 : smaller(after, b.columns);
+  return after < 0 ? 0 : min_of(after, b.columns);
 }
 
-// Levels up to which each has a vectorised pass of its own; with more, a pair's value goes to its
-// level's place.
+// With up to this number of levels, each level has a vectorised pass over the pairs of a chunk.
+// With more, the value of each pair is added to an entry of its level.
 constexpr int64_t kFewLevels = 8;
-constexpr int64_t kLanesOfLevels = 4;  // places of a level, so that one need not wait for the last
+// The number of sums per level, so that an addition need not wait for the one before it.
+constexpr int64_t kLanesOfLevels = 4;
 
-// Levels of `count` pairs: the number of level values below the target.
+// Writes the levels of `count` pairs to `out`: the level of a pair is the number of level values
+// below its target.
 template <class T>
 void load_levels(const Block<T>& b, Values<T> levels, int64_t row, int64_t column, int64_t count,
                  int32_t* out) {
@@ -35,27 +37,29 @@ void load_levels(const Block<T>& b, Values<T> levels, int64_t row, int64_t colum
     }
     return;
   }
-  int32_t step = 1;  // a binary search, of all pairs at once
+  int32_t step = 1;  // a binary search for all pairs at once
   while (2 * int64_t(step) < levels.count) step *= 2;
   for (; step > 0; step /= 2) {
     const int32_t last = static_cast<int32_t>(levels.count) - 1;
     const T* values = levels.data;
 #pragma omp simd
     for (int64_t j = 0; j < count; ++j) {
-      const int32_t next = out[j] + step, at = next > last ? last : next;
-      out[j] = next <= last && targets[j] > values[at - 1] ? next : out[j];
+      const int32_t next = out[j] + step, index = next > last ? last : next;
+      out[j] = next <= last && targets[j] > values[index - 1] ? next : out[j];
     }
   }
 }
 
-// Of each level of a chunk: the largest s and -s, then the sums of exponentials relative to them.
+// For each of `count` levels of a chunk: `high`, the maximum of s, and `low`, the maximum of -s;
+// `above` and `below`, the sums of exponentials relative to them. All (count,).
 template <class T>
 struct LevelSums {
   int64_t count;
-  T *high, *low;         // (count,)
-  double *above, *below;  // (count,)
+  T *high, *low;
+  double *above, *below;
 };
 
+// Computes `high` and `low` of a chunk.
 template <class T>
 void level_extremes(const T* s, const int32_t* level, int64_t n, const LevelSums<T>& sums) {
   if (sums.count > kFewLevels) {
@@ -81,7 +85,8 @@ void level_extremes(const T* s, const int32_t* level, int64_t n, const LevelSums
   }
 }
 
-// Each score is exponentiated once each way, whatever the number of levels.
+// Computes `above` and `below` of a chunk. Each score is exponentiated twice, once with each sign,
+// whatever the number of levels.
 template <class T>
 void level_sums(const T* s, const int32_t* level, int64_t n, Softmax<T> softmax,
                 const LevelSums<T>& sums) {
@@ -119,7 +124,8 @@ void level_sums(const T* s, const int32_t* level, int64_t n, Softmax<T> softmax,
   }
 }
 
-// partial: (rows, 4, levels) of maximum of s, its sum, maximum of -s, its sum.
+// Adds the scores of a block to the states of its rows. partial (rows, 4, levels): the maximum of
+// s, the sum of exponentials relative to it, the maximum of -s, and the sum relative to that.
 template <class T>
 void levels_forward(const Block<T>& b, LevelsForward<T> args, int64_t begin, int64_t end) {
   const Softmax<T> softmax{args.scale};
@@ -144,6 +150,7 @@ void levels_forward(const Block<T>& b, LevelsForward<T> args, int64_t begin, int
   }
 }
 
+// Turns the scores of a block into score gradients, 0 for the columns that take no part.
 template <class T>
 void levels_score_grad(const Block<T>& b, LevelsScoreGrad<T> args, int64_t begin, int64_t end) {
   const Levels<T> levels{args.scale};

@@ -1,4 +1,4 @@
-// A loss of a matrix of scores, and what its passes come to.
+// A loss over a matrix of scores: its kind, its parameters, and the result of its passes.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace fastsim {
 namespace {
 
-// The kinds of fastsim/kinds that are served, by their names there.
+// The kinds of fastsim/kinds that can run in one operator call, with their names there.
 enum class Kind {
   softmax,
   sigmoid,
@@ -45,31 +45,33 @@ inline Kind kind_of(const std::string& name) {
   return found->second;
 }
 
-// score_grad: whether the scores are to become score gradients.
+// The kind and the parameters of a loss. score_grad: whether the scores become score gradients.
 struct Loss {
   Kind kind;
   double scale, bias, margin, positive_scale, base;
   bool normalise, symmetric, score_grad;
 };
 
-// The loss, and what the panel of score gradients does not show of its derivatives.
+// The loss, and the parts of its derivatives by scale and bias that do not follow from the score
+// gradients.
 struct Result {
   Sum loss, scale_score_grad, bias_score_grad;
 
-  void operator+=(const Result& of_more_rows) {
-    loss += of_more_rows.loss;
-    scale_score_grad += of_more_rows.scale_score_grad;
-    bias_score_grad += of_more_rows.bias_score_grad;
+  // Adds the result of more rows.
+  void operator+=(const Result& term) {
+    loss += term.loss;
+    scale_score_grad += term.scale_score_grad;
+    bias_score_grad += term.bias_score_grad;
   }
 };
 
-// Whether a row's one target is its positive.
+// Whether the only target of a row is its positive.
 template <class T>
 bool one_positive(const Block<T>& b) {
   return !b.row_groups && !b.dense.data;
 }
 
-// An error unless the pairs have the targets that the loss looks at.
+// An error unless the pairs have the targets that the loss requires.
 template <class T>
 void check_targets(const Block<T>& b, const Loss& loss) {
   switch (loss.kind) {

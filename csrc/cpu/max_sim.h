@@ -1,5 +1,5 @@
-// MaxSim: the largest product of each query token with the tokens of a document, and gradients
-// along the pairs that it chose. Shared out by max_sim.cpp and max_sim_backward.cpp.
+// The kernels of MaxSim: the largest product of each query token with the tokens of a document, and
+// the gradients of these products. max_sim.cpp and max_sim_backward.cpp divide them among threads.
 #pragma once
 
 #include <limits>
@@ -11,7 +11,8 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// The `count` rows of x whose numbers `rows` lists, in the compute type; with `cosine` of norm 1.
+// Copies the `count` rows of x whose numbers `rows` lists to `out` (count, width), in the compute
+// type. With `cosine` they become unit rows.
 template <class T>
 void token_rows(const Matrix& x, const int64_t* rows, int64_t count, int64_t width, bool cosine,
                 T* out) {
@@ -24,6 +25,7 @@ void token_rows(const Matrix& x, const int64_t* rows, int64_t count, int64_t wid
   }
 }
 
+// The integer type of the size of T.
 template <class T>
 struct IntegerOf {
   using type = int32_t;
@@ -33,10 +35,12 @@ struct IntegerOf<double> {
   using type = int64_t;
 };
 
-// The largest entry of each column of a panel, each entry times the factor of its row, and the
-// first row that has it. `values` and `places` hold the largest of the rows before, which have the
-// numbers below `first`. A NaN is larger than all. Columns are worked on kTileColumns at a time:
-// so wide are the panel, `values` and `places`.
+// Finds the largest entry of each column of a panel (rows, columns), and the first row that has it.
+// Each entry is first multiplied by the factor of its row. Row 0 of the panel has number `first`.
+// `values` and `places` hold the largest entries of the rows before it and the numbers of these
+// rows, and are updated. A NaN counts as larger than all numbers; its place is not recorded.
+// Columns are processed kTileColumns at a time, so the panel, `values` and `places` extend to a
+// multiple of it.
 template <class T>
 void largest_of_columns(const T* panel, int64_t stride, int64_t rows, int64_t columns,
                         const T* factors, int64_t first, T* values, int64_t* places) {
@@ -54,14 +58,14 @@ void largest_of_columns(const T* panel, int64_t stride, int64_t rows, int64_t co
     const T* row = panel + at;
     for (int64_t r = 0; r < rows; ++r, row += stride) {
       const T factor = factors[r];
-      const I here = I{} + typename IntegerOf<T>::type(r);
+      const I row_number = I{} + typename IntegerOf<T>::type(r);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const V score = factor * vector_at(row + v * kLanes<T>);
         const auto above = score > top[v];
         top[v] = above ? score : top[v];
-        place[v] = above ? here : place[v];
-        nan[v] += score - score;  // of an infinity too
+        place[v] = above ? row_number : place[v];
+        nan[v] += score - score;  // NaN for an infinity too
       }
     }
     for (int v = 0; v < kVectors; ++v) {
@@ -70,6 +74,7 @@ void largest_of_columns(const T* panel, int64_t stride, int64_t rows, int64_t co
         if (place[v][lane] >= 0) places[column] = first + place[v][lane];
         values[column] = top[v][lane];
         if (nan[v][lane] == nan[v][lane]) continue;
+        // The column has a score that is not finite. Only a NaN replaces the value.
         for (int64_t r = 0; r < rows; ++r) {
           const T score = factors[r] * panel[r * stride + column];
           if (score != score) values[column] = score;
@@ -79,22 +84,24 @@ void largest_of_columns(const T* panel, int64_t stride, int64_t rows, int64_t co
   }
 }
 
-// out = the gradient of row `row` of x in its dtype, from the gradient `g` of what was multiplied:
-// of the row itself, or with `inverse` of the row times its inverse norm. `g` of a row that the mask
-// leaves out is zero, and the row, whatever it holds, not looked at.
+// Writes the gradient of row `row` of x to `out`, in its dtype. `g` is the gradient of the row that
+// took part in the products: the row itself, or with `inverse` the unit row. For a row that the
+// mask leaves out, `g` is zero, and the row is not read, as it may hold anything. chunk (width,):
+// memory.
 template <class T>
 void token_gradient(const Matrix& x, int64_t row, int64_t width, const T* inverse, const bool* mask,
                     T* g, T* chunk, void* out, Dtype dtype) {
   if (inverse && (!mask || mask[row])) {
     const T r = inverse[row];
     load(x, row, 0, width, chunk);
-    const T along = T(dot(chunk, g, width) * double(r) * double(r));
-    subtract_along(chunk, g, along, r, width);
+    const T coefficient = T(dot(chunk, g, width) * double(r) * double(r));
+    subtract_along(chunk, g, coefficient, r, width);
     g = chunk;
   }
   store(g, width, out, dtype, row * width);
 }
 
+// The token of the document that a query token chose, negative for none.
 template <class T>
 int64_t winner(const Winners<T>& w, int64_t document, int64_t token) {
   const int64_t at = document * w.tokens + token;
@@ -102,14 +109,15 @@ int64_t winner(const Winners<T>& w, int64_t document, int64_t token) {
                 : static_cast<const int16_t*>(w.places)[at];
 }
 
+// out += factor * row
 template <class T>
 void add_row(T* out, const T* row, T factor, int64_t width) {
 #pragma omp simd
   for (int64_t k = 0; k < width; ++k) out[k] += factor * row[k];
 }
 
-// Gradients of the query tokens [begin, end): the sum over the documents, in their order.
-// `memory`: 2 * width.
+// Writes the gradients of the query tokens [begin, end). Each is a sum over the documents, in their
+// order. memory: 2 * width numbers.
 template <class T>
 void max_sim_queries(const Winners<T>& w, void* grad, Dtype dtype, T* memory, int64_t begin,
                      int64_t end) {
@@ -120,17 +128,18 @@ void max_sim_queries(const Winners<T>& w, void* grad, Dtype dtype, T* memory, in
     for (int64_t document = 0; document < w.documents; ++document) {
       const int64_t place = winner(w, document, token);
       if (place < 0) continue;
-      const int64_t row = w.document_starts[w.own ? query * w.documents + document : document] + place;
+      const int64_t row =
+          w.document_starts[w.own ? query * w.documents + document : document] + place;
       const T factor = w.grad[query * w.documents + document];
-      add_row(sum, read(w.y, row, 0, w.width, chunk), w.inverse_y ? factor * w.inverse_y[row] : factor,
-              w.width);
+      add_row(sum, read(w.y, row, 0, w.width, chunk),
+              w.inverse_y ? factor * w.inverse_y[row] : factor, w.width);
     }
     token_gradient(w.x, token, w.width, w.inverse_x, w.mask_x, sum, chunk, grad, dtype);
   }
 }
 
-// Gradients of the tokens of the documents [begin, end): the sums over the query tokens, in their
-// order. `memory`: (longest document + 1) * width.
+// Writes the gradients of the tokens of the documents [begin, end). Each is a sum over the query
+// tokens, in their order. memory: (tokens of the longest document + 1) * width numbers.
 template <class T>
 void max_sim_documents(const Winners<T>& w, void* grad, Dtype dtype, T* memory, int64_t begin,
                        int64_t end) {

@@ -1,5 +1,5 @@
-// The gradient of MaxSim as an operator, along the tokens that were chosen. Every sum has one
-// order, whatever the number of threads.
+// The gradient of MaxSim as an operator. It follows only the products of each query token with the
+// document tokens that it chose. Every sum has one order, whatever the number of threads.
 #include <algorithm>
 #include <atomic>
 #include <utility>
@@ -15,53 +15,58 @@ namespace fastsim {
 
 namespace {
 
-// An error unless every winner is a token of its document, or -1: gradients are added where it
-// says.
+// An error unless every winner is a token of its document, or -1. Gradients are added at these
+// places, so a wrong place would be written outside the memory.
 template <class Place>
 void check_places(const Place* places, const Sequences& x, const Sequences& y, int64_t documents,
                   bool own) {
+  // The last token of a document.
   const auto last_of = [&](int64_t at) { return y.starts[at + 1] - y.starts[at] - 1; };
+  // The least and the largest of the winners of a document.
   const auto extremes = [&](int64_t at) {
     const int64_t query = own ? at / documents : 0, end = x.starts[own ? query + 1 : x.count];
-    const Place* of_document = places + (own ? at % documents : at) * x.tokens;
+    const Place* document_places = places + (own ? at % documents : at) * x.tokens;
     Place least = 0, most = -1;
 #pragma omp simd reduction(min : least) reduction(max : most)
     for (int64_t token = x.starts[query]; token < end; ++token) {
-      const Place place = of_document[token];
+      const Place place = document_places[token];
       least = place < least ? place : least;
       most = place > most ? place : most;
     }
     return std::pair<int64_t, int64_t>(least, most);
   };
-  std::atomic<int64_t> wrong{-1};  // a thread's error would come without its sentence
-  over(y.count, own ? tiles(x.tokens, std::max<int64_t>(1, x.count)) : x.tokens,
+  // The error is thrown after the loop: one that is thrown in a thread loses its message.
+  std::atomic<int64_t> wrong_document{-1};
+  over(y.count, own ? ceil_div(x.tokens, std::max<int64_t>(1, x.count)) : x.tokens,
        [&](int64_t begin, int64_t end) {
          for (int64_t at = begin; at < end; ++at) {
            const auto [least, most] = extremes(at);
-           if (least < -1 || most > last_of(at)) wrong = at;
+           if (least < -1 || most > last_of(at)) wrong_document = at;
          }
        });
-  const int64_t at = wrong;
+  const int64_t at = wrong_document;
   if (at < 0) return;
   const auto [least, most] = extremes(at);
   STD_TORCH_CHECK(false, "fastsim: winners: wanted tokens of document ", at, " from -1 to ",
                   last_of(at), ", got ", least, " to ", most);
 }
 
+// The inverse norms of the rows of x.
 template <class T>
 std::vector<T> inverse_norms(const Matrix& x, int64_t rows, int64_t width) {
   std::vector<T> inverse(rows);
   over(rows, width, [&](int64_t begin, int64_t end) {
-    std::vector<T> unit(width), none(1);
+    std::vector<T> unit(width), inverse_norm(1);
     for (int64_t row = begin; row < end; ++row) {
-      kernels().of<T>().unit_rows(x.from_row(row), width, unit.data(), none.data(), 0, 1);
-      inverse[row] = none[0];
+      kernels().of<T>().unit_rows(x.from_row(row), width, unit.data(), inverse_norm.data(), 0, 1);
+      inverse[row] = inverse_norm[0];
     }
   });
   return inverse;
 }
 
-// dL/dx and dL/dy in the dtypes of their tensors from dL/dscores (B, K).
+// Writes dL/dx (P, D) and dL/dy (T, D), in the dtypes of grad_x and grad_y, if they are given.
+// grad: dL/dscores (B, K). The other arguments are those of `max_sim`.
 void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts,
                       Tensor y_starts, Optional x_mask, Optional y_mask, bool cosine, bool own,
                       Optional grad_x, Optional grad_y) {
@@ -75,8 +80,8 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
     const void* const places = winners.const_data_ptr();
     wide ? check_places(static_cast<const int32_t*>(places), a, b, documents, own)
          : check_places(static_cast<const int16_t*>(places), a, b, documents, own);
-    const Gradient of_x = gradient<T>(grad_x, "grad_x", a.tokens * width);
-    const Gradient of_y = gradient<T>(grad_y, "grad_y", b.tokens * width);
+    const Gradient to_x = gradient<T>(grad_x, "grad_x", a.tokens * width);
+    const Gradient to_y = gradient<T>(grad_y, "grad_y", b.tokens * width);
     std::vector<int64_t> query_of(a.tokens);
     for (int64_t query = 0; query < a.count; ++query) {
       std::fill(query_of.begin() + a.starts[query], query_of.begin() + a.starts[query + 1], query);
@@ -91,17 +96,17 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
                        input<T>(grad, "grad", a.count * documents), a.rows, b.rows, a.mask, b.mask,
                        cosine ? inverse_x.data() : nullptr, cosine ? inverse_y.data() : nullptr};
     const auto& k = kernels().of<T>();
-    if (of_x.data) {
+    if (to_x.data) {
       over(a.tokens, w.documents * width, [&](int64_t begin, int64_t end) {
         const Scratch<T> memory(2 * width);
-        k.max_sim_queries(w, of_x.data, of_x.dtype, memory, begin, end);
+        k.max_sim_queries(w, to_x.data, to_x.dtype, memory, begin, end);
       });
     }
-    if (of_y.data) {
+    if (to_y.data) {
       const int64_t longest = longest_of(b);
       over(b.count, a.tokens * width, [&](int64_t begin, int64_t end) {
         const Scratch<T> memory((longest + 1) * width);
-        k.max_sim_documents(w, of_y.data, of_y.dtype, memory, begin, end);
+        k.max_sim_documents(w, to_y.data, to_y.dtype, memory, begin, end);
       });
     }
   });

@@ -1,4 +1,4 @@
-// What the memory of the operands is made of.
+// Huge pages for the memory of operands and panels.
 #if defined(__linux__)
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,9 +9,10 @@
 
 namespace fastsim {
 
-// A panel's rows lie pages apart, and so do those of the tile that a product writes: with small pages
-// much of its time goes into finding them. It is a wish: without huge pages everything is as it was.
-void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
+// The rows of a panel are pages apart, and so are those of the tile that a product writes: with
+// small pages a product spends much of its time on address translation. This is only advice to the
+// system: without huge pages everything works the same.
+void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(data);
@@ -23,9 +24,9 @@ void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t by
 
 namespace {
 
-// The memory of a new tensor.
+// Advises huge pages for the memory of a new tensor.
 void huge_pages(Tensor memory) {
-  ask_for_huge_pages(memory.mutable_data_ptr(), memory.numel() * memory.element_size());
+  advise_huge_pages(memory.mutable_data_ptr(), memory.numel() * memory.element_size());
 }
 
 std::vector<Operator> operators() {

@@ -1,4 +1,4 @@
-// Which rows have chosen a column.
+// Sorts the columns that rows have chosen, for `Naming` (block.h).
 #pragma once
 
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace fastsim {
 
-// A counting sort: its first (columns + 1,), then its entries.
+// Sorts the indices into p.columns by the column they hold, with a counting sort. Returns the two
+// arrays of a `Naming`: `first` (columns + 1,), and after it `entries`.
 template <class T>
 std::vector<int64_t> sorted_by_column(const Partners<T>& p, int64_t columns) {
   const int64_t count = p.count * p.rows;

@@ -1,4 +1,5 @@
-// What registers torch.ops.fastsim_cpu.*: each source lists its operators once, and registers them.
+// Registers the operators torch.ops.fastsim_cpu.*. Each source file lists its operators once and
+// passes the list to REGISTER_OPERATORS.
 #pragma once
 
 #include <string>
@@ -10,43 +11,44 @@ namespace fastsim {
 
 struct Operator {
   std::string schema;
-  void (*run)(StableIValue*, uint64_t, uint64_t);  // on torch's stack
+  void (*run)(StableIValue*, uint64_t, uint64_t);  // the boxed function, on torch's stack
 
   std::string name() const { return schema.substr(0, schema.find('(')); }
   bool has_tensors() const { return schema.find("Tensor") != std::string::npos; }
 };
 
-// A function whose arguments the schema describes: "(Tensor x, ...) -> ()".
+// The Operator of a function and its schema without the name: "(Tensor x, ...) -> ()".
 #define OPERATOR(function, schema) \
   { #function schema, TORCH_BOX(&function) }
 
-// A number that says which operators are registered, and what they take: the sum of the FNV-1a hashes
-// of their schemas, whose order is open.
-inline uint64_t registered = 0;
+// A hash of all registered operators and their signatures: the sum of the FNV-1a hashes of their
+// schemas. A sum, since the order of registration is not fixed.
+inline uint64_t interface_hash = 0;
 
-inline void count_in(const std::string& schema) {
+inline void add_to_interface_hash(const std::string& schema) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const unsigned char c : schema) hash = (hash ^ c) * 0x100000001b3;
-  registered += hash;
+  interface_hash += hash;
 }
 
-// Registers the list of operators that a function returns. Those without a tensor have no device.
-#define REGISTER_OPERATORS(operators)                                  \
-  STABLE_TORCH_LIBRARY_FRAGMENT(fastsim_cpu, m) {                      \
-    for (const auto& one : operators()) {                              \
-      m.def(one.schema.c_str());                                       \
-      fastsim::count_in(one.schema);                                   \
-    }                                                                  \
-  }                                                                    \
-  STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {                     \
-    for (const auto& one : operators()) {                              \
-      if (one.has_tensors()) m.impl(one.name().c_str(), one.run);      \
-    }                                                                  \
-  }                                                                    \
+// Registers the operators that the function `operators` returns. An operator without tensor
+// arguments is registered for every device.
+#define REGISTER_OPERATORS(operators)                                    \
+  STABLE_TORCH_LIBRARY_FRAGMENT(fastsim_cpu, m) {                        \
+    for (const auto& op : operators()) {                                 \
+      m.def(op.schema.c_str());                                          \
+      fastsim::add_to_interface_hash(op.schema);                         \
+    }                                                                    \
+  }                                                                      \
+  STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CPU, m) {                       \
+    for (const auto& op : operators()) {                                 \
+      if (op.has_tensors()) m.impl(op.name().c_str(), op.run);           \
+    }                                                                    \
+  }                                                                      \
   STABLE_TORCH_LIBRARY_IMPL(fastsim_cpu, CompositeExplicitAutograd, m) { \
-    for (const auto& one : operators()) {                              \
-      if (!one.has_tensors()) m.impl(one.name().c_str(), one.run);     \
-    }                                                                  \
+    for (const auto& op : operators()) {                                 \
+      if (!op.has_tensors()) m.impl(op.name().c_str(), op.run);          \
+    }                                                                    \
   }
 
 }  // namespace fastsim

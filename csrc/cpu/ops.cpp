@@ -1,6 +1,7 @@
-// Operators on panels: the products, and the kernels over pairs of kernels.inc, whose wrappers,
-// schemas and registrations all follow from their entries there. Stable ABI, every output given by
-// the caller, rows shared out over torch's threads. fastsim/backends/cpu is the only caller.
+// Operators on panels: the products, and the kernels over pairs (kernels.inc), whose wrappers,
+// schemas and registrations follow from their entries there. They use torch's stable ABI. The
+// caller allocates every output. Rows are divided among torch's threads. fastsim/backends/cpu is
+// the only caller.
 
 #include <optional>
 #include <string>
@@ -8,7 +9,7 @@
 
 #include "arguments.h"
 #include "column_sums.h"
-#include "observing.h"
+#include "metrics_recorder.h"
 #include "operators.h"
 #include "pair_operators.h"
 #include "passes.h"
@@ -38,12 +39,13 @@ void packed_scores(Tensor x, Tensor packed, Tensor panel, bool add) {
     Block<T> b{};
     take_panel(panel, b);
     const int64_t width = x.size(1);
-    const T* columns = input_of_most<T>(packed, "packed", packed_rows<T>(b.columns) * width);
+    const T* columns = input_at_least<T>(packed, "packed", packed_rows<T>(b.columns) * width);
     fill_scores(input<T>(x, "x", b.rows * width), width, columns, b, add);
   });
 }
 
-// Of unit rows x and columns y: unit rows too, or with `inverse` what it makes unit rows of.
+// panel (+)= x y^T for unit rows x, and columns y that are unit rows too or, with `inverse`, rows
+// that their inverse norms make unit rows.
 void scores(Tensor x, Tensor y, Optional inverse, Tensor panel, bool add) {
   with_type(x, "x", [&](auto type) {
     using T = decltype(type);
@@ -55,7 +57,7 @@ void scores(Tensor x, Tensor y, Optional inverse, Tensor panel, bool add) {
     if (y.size(0) < b.columns || y.size(1) != width) {
       refuse("y", y, "at least ", b.columns, " columns of x's width");
     }
-    const T* factors = inverse ? input_of_most<T>(*inverse, "inverse", b.columns) : nullptr;
+    const T* factors = inverse ? input_at_least<T>(*inverse, "inverse", b.columns) : nullptr;
     fill_scores(input<T>(x, "x", b.rows * width), width, matrix(y), factors, b, add);
   });
 }
@@ -86,7 +88,7 @@ void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
   });
 }
 
-// to = from^T, or added to it.
+// to (+)= from^T.
 void transpose(Tensor from, Tensor to, bool add) {
   with_type(to, "to", [&](auto type) {
     using T = decltype(type);
@@ -101,25 +103,26 @@ void transpose(Tensor from, Tensor to, bool add) {
   });
 }
 
-// ---- what Python has to agree with ----
+// ---- constants that Python has to agree with ----
 
 std::string instruction_set() { return kernels().name; }
 int64_t tile_rows() { return kTileRows; }
 int64_t most_levels() { return kMostLevels; }
-int64_t observed() { return kObserved; }
-int64_t interface() { return registered >> 1; }
+int64_t row_metric_count() { return kRowMetrics; }
+int64_t interface() { return interface_hash >> 1; }
 double left_out() { return kLeftOut<double>; }
 
 // ---- kernels over pairs ----
 
-// The operator of a kernel: its panel, where in the matrix that lies, its pairs, its own arguments.
+// The operator of a kernel over pairs. Its arguments are the panel, the panel's place in the score
+// matrix, the pairs, and the kernel's own.
 template <class Kernel>
 void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
   Stack from(stack);
   const Tensor panel = from.take<Tensor>();
   const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
   const PairArguments pairs = take_pairs(from);
-  const typename Kernel::Given given{from};
+  const typename Kernel::Arguments given{from};
   with_type(panel, "panel", [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
@@ -130,18 +133,22 @@ void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
     check_needs(b, Kernel::needs, Kernel::name);
     const Extent extent{b.rows, b.columns};
     const auto arguments = fields_of<T>(given, extent);
-    std::optional<Observing<T>> observing;
-    if (Kernel::shares == Each::first_look && pairs.seen) observing.emplace(b, *pairs.seen);
-    const auto kernel = Kernel::template of<T>();
+    std::optional<MetricsRecorder<T>> recorder;
+    if (Kernel::pass_kind == PassKind::first_look && pairs.row_metrics) {
+      recorder.emplace(b, *pairs.row_metrics);
+    }
+    const auto kernel = Kernel::template function<T>();
     const auto run = [&](int64_t begin, int64_t end) { kernel(b, arguments, begin, end); };
-    if constexpr (has_sums<typename Kernel::Given>) {
-      over_groups<T>(b.rows, b.columns, b.columns, {sums_of(given, extent).data, 1, 0}, [&] {
+    if constexpr (has_column_sums<typename Kernel::Arguments>) {
+      const ColumnTotals totals{column_sums_of(given, extent).data, 1, 0};
+      over_row_groups<T>(b.rows, b.columns, b.columns, totals, [&] {
         return [&](int64_t begin, int64_t end, T* sums) {
-          kernel(b, with_sums(arguments, sums), begin, end);
+          kernel(b, with_column_sums(arguments, sums), begin, end);
         };
       });
     } else {
-      Kernel::shares == Each::columns ? over(b.columns, b.rows, run) : over(b.rows, b.columns, run);
+      Kernel::pass_kind == PassKind::columns ? over(b.columns, b.rows, run)
+                                             : over(b.rows, b.columns, run);
     }
   });
 }
@@ -160,14 +167,14 @@ std::vector<Operator> operators() {
       OPERATOR(instruction_set, "() -> str"),
       OPERATOR(tile_rows, "() -> int"),
       OPERATOR(most_levels, "() -> int"),
-      OPERATOR(observed, "() -> int"),
+      OPERATOR(row_metric_count, "() -> int"),
       OPERATOR(interface, "() -> int"),
       OPERATOR(left_out, "() -> float"),
 #define FUNCTION(...)
-#define PAIRS_KERNEL(name, Fields, each, needs, ...)                                   \
+#define PAIRS_KERNEL(name, Fields, pass, needs, ...)                                   \
   {#name "(Tensor(panel!) panel, int row0, int column0, " PAIRS_SCHEMA __VA_ARGS__     \
          ") -> ()",                                                                    \
-   run_over_pairs<Of##Fields>},
+   run_over_pairs<Fields##Operator>},
 #include "schemas.inc"
 #include "kernels.inc"
   };

@@ -1,5 +1,5 @@
-// The kernels over pairs of kernels.inc at operators: their arguments taken from torch's stack, and
-// what these are to the kernel.
+// What makes operators of the kernels over pairs (kernels.inc): it takes their arguments from
+// torch's stack, and converts these to the arguments of the kernels.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 namespace fastsim {
 namespace {
 
-// The arguments of one call on torch's stack, in their order. All of them are taken before any is
-// looked at: those that an error left there would never be freed.
+// The arguments of one call on torch's stack, in their order. An operator has to take all of them
+// before it checks any: if an error left some on the stack, they would never be freed.
 class Stack {
  public:
   explicit Stack(StableIValue* next) : next_(next) {}
@@ -35,14 +35,14 @@ inline PairArguments take_pairs(Stack& from) {
           .dense = from.take<Optional>(),
           .negative_target = from.take<double>(),
           .skip = from.take<std::string>(),
-          .seen = from.take<Optional>()};
+          .row_metrics = from.take<Optional>()};
 }
 
-// Of which rows and columns the arguments of a kernel are. Those of a sweep are of `widths` widths
-// and looked at as those of the width `k`: a tensor of two dimensions has a row for each, one of
-// fewer is for all.
+// The size of the block that the arguments of a kernel belong to. In a sweep over `widths` prefix
+// widths, k is the number of the width whose arguments are taken: a tensor of two dimensions has a
+// row for each width, a tensor of fewer dimensions serves all widths.
 struct Extent {
-  int64_t rows, columns, widths = 0, k = 0;  // widths 0: no sweep
+  int64_t rows, columns, widths = 0, k = 0;  // widths is 0 outside of a sweep
 
   template <class T>
   T* pointer(const Tensor& t, const char* name, int64_t count) const {
@@ -63,25 +63,26 @@ struct Extent {
   template <class T>
   Values<T> values(const Tensor& t, const char* name) const {
     const int64_t count = t.numel();
-    const bool none = count == 0 && rows > 0 && columns > 0;
-    if (none || count > kMostLevels) refuse(name, t, "1 to ", kMostLevels, " levels");
+    const bool missing = count == 0 && rows > 0 && columns > 0;
+    if (missing || count > kMostLevels) refuse(name, t, "1 to ", kMostLevels, " levels");
     return {input<T>(t, name, count), count};
   }
 };
 
-// Whether a kernel of these fields, or what it is given, has sums of columns, to which rows add.
+// Whether a kernel with these arguments computes column sums, to which its rows add.
 template <class Fields>
-constexpr bool has_sums = requires(Fields fields) { fields.column_sums; };
+constexpr bool has_column_sums = requires(Fields fields) { fields.column_sums; };
 
-// Where these sums go in the end, of the first width and from each to the next; null without any.
-struct SumsOfColumns {
+// Where the column sums of the first width are added, and the distance from the sums of one width
+// to those of the next. Null without column sums.
+struct ColumnSums {
   double* data = nullptr;
-  int64_t by_width = 0;
+  int64_t width_stride = 0;
 };
 
-template <class Given>
-SumsOfColumns sums_of(const Given& given, const Extent& extent) {
-  if constexpr (has_sums<Given>) {
+template <class Arguments>
+ColumnSums column_sums_of(const Arguments& given, const Extent& extent) {
+  if constexpr (has_column_sums<Arguments>) {
     const Tensor& sums = given.column_sums;
     return {extent.pointer<double>(sums, "column_sums", extent.columns),
             sums.dim() == 2 ? sums.stride(0) : 0};
@@ -90,34 +91,35 @@ SumsOfColumns sums_of(const Given& given, const Extent& extent) {
   }
 }
 
-// The fields with memory for the sums that some rows have.
+// The kernel's arguments, with `sums` as memory for the column sums of some rows.
 template <class T, class Fields>
-Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
-  if constexpr (has_sums<Fields>) fields.column_sums = sums;
+Fields with_column_sums(Fields fields, [[maybe_unused]] T* sums) {
+  if constexpr (has_column_sums<Fields>) fields.column_sums = sums;
   return fields;
 }
 
-// Of each kernel: its name and function, and what its operator is given, from the stack.
+// For each kernel its name, properties and function, and the arguments of its operator, which are
+// taken from the stack.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(kernel, Fields, each, what, ...) \
-  struct Of##Fields {                                 \
-    static constexpr const char* name = #kernel;      \
-    static constexpr Each shares = Each::each;        \
-    static constexpr Needs needs = kNeeds.what;       \
-    template <class T>                                \
-    static auto of() {                                \
-      return kernels().of<T>().kernel;                \
-    }                                                 \
-    struct Given {                                    \
-      Stack& from;                                    \
-      __VA_ARGS__                                     \
-    };                                                \
+#define PAIRS_KERNEL(kernel, Fields, pass, needed, ...)   \
+  struct Fields##Operator {                               \
+    static constexpr const char* name = #kernel;          \
+    static constexpr PassKind pass_kind = PassKind::pass; \
+    static constexpr Needs needs = kNeeds.needed;         \
+    template <class T>                                    \
+    static auto function() {                              \
+      return kernels().of<T>().kernel;                    \
+    }                                                     \
+    struct Arguments {                                    \
+      Stack& stack;                                       \
+      __VA_ARGS__                                         \
+    };                                                    \
   };
-#define NUMBER(name) double name = from.take<double>();
-#define FLAG(name) bool name = from.take<bool>();
-#define COUNT(name) int64_t name = from.take<int64_t>();
-#define INPUT(name) Tensor name = from.take<Tensor>();
-#define MAYBE_INPUT(name) Optional name = from.take<Optional>();
+#define NUMBER(name) double name = stack.take<double>();
+#define FLAG(name) bool name = stack.take<bool>();
+#define COUNT(name) int64_t name = stack.take<int64_t>();
+#define INPUT(name) Tensor name = stack.take<Tensor>();
+#define MAYBE_INPUT(name) Optional name = stack.take<Optional>();
 #define OUTPUT(name) INPUT(name)
 #define STATE(name) INPUT(name)
 #define SUMS(name) INPUT(name)
@@ -132,13 +134,13 @@ Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
 #define VALUES(name) INPUT(name)
 #include "kernels.inc"
 
-// What that is to the kernel.
+// The arguments of the kernel, made of those of its operator.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(kernel, Fields, each, what, ...)                                       \
-  template <class T>                                                                        \
-  Fields<T> fields_of([[maybe_unused]] const Of##Fields::Given& given,                      \
-                      [[maybe_unused]] const Extent& extent) {                              \
-    return {__VA_ARGS__};                                                                   \
+#define PAIRS_KERNEL(kernel, Fields, pass, needed, ...)                          \
+  template <class T>                                                             \
+  Fields<T> fields_of([[maybe_unused]] const Fields##Operator::Arguments& given, \
+                      [[maybe_unused]] const Extent& extent) {                   \
+    return {__VA_ARGS__};                                                        \
   }
 #define POINTER(T, name, count) .name = extent.pointer<T>(given.name, #name, count),
 #define NUMBER(name) .name = T(given.name),
@@ -161,9 +163,9 @@ Fields with_sums(Fields fields, [[maybe_unused]] T* sums) {
 #include "kernels.inc"
 #undef POINTER
 
-// The fields of the columns from `at` on.
+// The arguments of the kernel for the block's columns from `at` on.
 #define FUNCTION(...)
-#define PAIRS_KERNEL(kernel, Fields, each, what, ...)                    \
+#define PAIRS_KERNEL(kernel, Fields, pass, needed, ...)                  \
   template <class T>                                                     \
   Fields<T> from_column(Fields<T> fields, [[maybe_unused]] int64_t at) { \
     __VA_ARGS__                                                          \

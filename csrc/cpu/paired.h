@@ -1,4 +1,5 @@
-// Cosines and distances of paired rows and their gradients, without other rows in memory.
+// The kernels on paired rows: their cosines and distances, and the gradients of these. Unit rows
+// are not written to memory.
 #pragma once
 
 #include "lanes.h"
@@ -8,15 +9,16 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// x_i . y_i / (|x_i| |y_i|); `inverse_x` and `inverse_y` keep 1 / |x_i| and 1 / |y_i|, or 0.
+// Computes the cosines x_i . y_i / (|x_i| |y_i|) of the pairs (rows,), and the inverse norms of
+// both rows.
 template <class T>
 void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines, T* inverse_x,
                     T* inverse_y, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    T of_x[kChunk], of_y[kChunk];
-    double sums[3] = {};  // of x x, y y and x y
+    T x_memory[kChunk], y_memory[kChunk];
+    double sums[3] = {};  // x . x, y . y and x . y
     for_chunks(0, width, [&](int64_t first, int64_t n) {
-      const T *a = read(x, row, first, n, of_x), *b = read(y, row, first, n, of_y);
+      const T *a = read(x, row, first, n, x_memory), *b = read(y, row, first, n, y_memory);
       add_terms(n, sums, [&](auto at, auto& to) {
         const auto u = at(a), v = at(b);
         to[0] += u * u;
@@ -31,20 +33,20 @@ void paired_cosines(const Matrix& x, const Matrix& y, int64_t width, T* cosines,
   }
 }
 
-// exp(sharpness (x_i . y_i - 1)) of unit rows.
+// Computes exp(sharpness (x_i . y_i - 1)) of pairs of unit rows.
 template <class T>
 void potentials(const T* x, const T* y, int64_t width, T sharpness, T* out, int64_t begin,
                 int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T *a = x + row * width, *b = y + row * width;
-    // Four sums at once: one alone would wait for its own additions.
-    constexpr int64_t kParts = 4, kWide = kLanes<T>;
-    Vector<T> sum[kParts] = {};
+    // Several sums, as a single sum would wait for its own additions.
+    constexpr int64_t kWays = 4, kWide = kLanes<T>;
+    Vector<T> sum[kWays] = {};
     int64_t k = 0;
-    for (; k + kParts * kWide <= width; k += kParts * kWide) {
+    for (; k + kWays * kWide <= width; k += kWays * kWide) {
 #pragma GCC unroll 4
-      for (int64_t p = 0; p < kParts; ++p) {
-        sum[p] += vector_at(a + k + p * kWide) * vector_at(b + k + p * kWide);
+      for (int64_t way = 0; way < kWays; ++way) {
+        sum[way] += vector_at(a + k + way * kWide) * vector_at(b + k + way * kWide);
       }
     }
     const Vector<T> sums = (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -57,19 +59,20 @@ void potentials(const T* x, const T* y, int64_t width, T sharpness, T* out, int6
   for (int64_t row = begin; row < end; ++row) out[row] = exponential(out[row], sharpness);
 }
 
-// dx = score gradient r (s y - c r x) of one row, with r = 1 / |x|, s = 1 / |y| and c its cosine. The two
-// terms are of the size of unit rows: lengths at the ends of the range neither overflow nor vanish.
+// Writes the gradient of one row x: dx = score_grad r (s y - c r x), with the inverse norms r of x
+// and s of y, and their cosine c. Both terms of the difference are as large as unit rows, so no
+// norm that T can hold makes them overflow or vanish.
 template <class T>
 void paired_row_backward(const T* x, const T* y, int64_t count, T score_grad, T cosine, T r, T s,
                          void* grad, Dtype dtype, int64_t at) {
   T out[kChunk];
-  const T along = cosine * r, outer = score_grad * r;
+  const T coefficient = cosine * r, outer = score_grad * r;
 #pragma omp simd
-  for (int64_t k = 0; k < count; ++k) out[k] = outer * (s * y[k] - along * x[k]);
+  for (int64_t k = 0; k < count; ++k) out[k] = outer * (s * y[k] - coefficient * x[k]);
   store(out, count, grad, dtype, at);
 }
 
-// Both gradients in one fused pass of the rows; a null one is not wanted.
+// Writes the gradients of both rows of each pair in one pass over the rows; null: not wanted.
 template <class T>
 void paired_cosines_backward(const T* score_grads, const Matrix& x, const Matrix& y, int64_t width,
                              const T* cosines, const T* inverse_x, const T* inverse_y,
@@ -77,26 +80,26 @@ void paired_cosines_backward(const T* score_grads, const Matrix& x, const Matrix
                              int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T g = score_grads[row], c = cosines[row], r = inverse_x[row], s = inverse_y[row];
-    T of_x[kChunk], of_y[kChunk];
+    T x_memory[kChunk], y_memory[kChunk];
     for_chunks(0, width, [&](int64_t at, int64_t n) {
-      const T *a = read(x, row, at, n, of_x), *b = read(y, row, at, n, of_y);
+      const T *a = read(x, row, at, n, x_memory), *b = read(y, row, at, n, y_memory);
       if (grad_x) paired_row_backward(a, b, n, g, c, r, s, grad_x, dtype_x, row * width + at);
       if (grad_y) paired_row_backward(b, a, n, g, c, s, r, grad_y, dtype_y, row * width + at);
     });
   }
 }
 
-// |a_i - p_i| and |a_i - n_i|.
+// Computes the distances near_i = |a_i - p_i| and far_i = |a_i - n_i|.
 template <class T>
 void triplet_distances(const Matrix& anchors, const Matrix& positives, const Matrix& negatives,
                        int64_t width, T* near, T* far, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    T of_a[kChunk], of_p[kChunk], of_n[kChunk];
-    double squares[2] = {};  // of the distances to the positive and to the negative
+    T a_memory[kChunk], p_memory[kChunk], n_memory[kChunk];
+    double squares[2] = {};  // the squared distances to the positive and to the negative
     for_chunks(0, width, [&](int64_t first, int64_t count) {
-      const T* a = read(anchors, row, first, count, of_a);
-      const T* p = read(positives, row, first, count, of_p);
-      const T* n = read(negatives, row, first, count, of_n);
+      const T* a = read(anchors, row, first, count, a_memory);
+      const T* p = read(positives, row, first, count, p_memory);
+      const T* n = read(negatives, row, first, count, n_memory);
       add_terms(count, squares, [&](auto at, auto& to) {
         const auto anchor = at(a), u = at(p) - anchor, v = at(n) - anchor;
         to[0] += u * u;
@@ -108,8 +111,8 @@ void triplet_distances(const Matrix& anchors, const Matrix& positives, const Mat
   }
 }
 
-// The gradients of what weighs near_i by grad_i and far_i by -grad_i; a null one is not wanted. At
-// distance 0 that of the distance is 0.
+// Writes the gradients of sum_i grad_i (near_i - far_i); null: not wanted. The gradient of a
+// distance 0 is taken to be 0.
 template <class T>
 void triplet_distances_backward(const T* grad, const Matrix& anchors, const Matrix& positives,
                                 const Matrix& negatives, int64_t width, const T* near,
@@ -117,7 +120,7 @@ void triplet_distances_backward(const T* grad, const Matrix& anchors, const Matr
                                 void* grad_positives, Dtype dtype_positives, void* grad_negatives,
                                 Dtype dtype_negatives, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    // In double: one over a subnormal distance is no float32.
+    // In double, as the inverse of a subnormal float32 distance may exceed float32.
     const double pull = near[row] == 0 ? 0 : double(grad[row]) / double(near[row]);
     const double push = far[row] == 0 ? 0 : -double(grad[row]) / double(far[row]);
     T a[kChunk], p[kChunk], n[kChunk];

@@ -1,4 +1,5 @@
-// Scores of two sides of rows, a band of rows at a time, in memory for the time of a call.
+// The scores of two sides, one band of rows at a time. The memory of a band lives as long as the
+// `Panel`.
 #pragma once
 
 #include "passes.h"
@@ -9,20 +10,22 @@ namespace fastsim {
 template <class T>
 class Panel {
  public:
-  // x (rows, width) and y (columns, width), which may be one; tall: the rows of a band.
-  Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, int64_t tall)
-      : x_(x), y_(y), rows_(rows), columns_(columns), width_(width), tall_(std::min(rows, tall)),
-        packs_once_(tall_ < rows && packing_pays()),
-        packed_(packs_once_ ? packed_rows<T>(columns) * width : 0), memory_(tall_ * stride()) {
+  // x (rows, width) and y (columns, width) may be the same rows. band_rows: the rows of a band.
+  Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, int64_t band_rows)
+      : x_(x), y_(y), rows_(rows), columns_(columns), width_(width),
+        band_rows_(std::min(rows, band_rows)),
+        packs_once_(band_rows_ < rows && pack_once_pays()),
+        packed_(packs_once_ ? packed_rows<T>(columns) * width : 0), memory_(band_rows_ * stride()) {
     if (packs_once_) pack<T>(y, columns, width, packed_);
   }
 
-  // The scores of the band whose first row is `first`. all: what decides the roles of all pairs.
-  Block<T> band(int64_t first, const Block<T>& all) const {
-    Block<T> b = all.from_row(first);
+  // Computes the scores of the band whose first row is `first`. all_pairs: what decides the roles
+  // of all pairs of the matrix.
+  Block<T> band(int64_t first, const Block<T>& all_pairs) const {
+    Block<T> b = all_pairs.from_row(first);
     b.scores = memory_;
     b.stride = stride();
-    b.rows = std::min(tall_, rows_ - first);
+    b.rows = std::min(band_rows_, rows_ - first);
     b.columns = columns_;
     const T* x = x_ + first * width_;
     if (packs_once_) {
@@ -34,22 +37,22 @@ class Panel {
   }
 
  private:
-  // Rows of a band from which packing the columns again for each band costs next to nothing beside
-  // its product (PACK_AGAIN in fastsim/backends/cpu/workspace.py).
+  // The number of rows of a band from which on packing the columns again for each band takes next
+  // to no time compared with the product (PACK_AGAIN in fastsim/backends/cpu/workspace.py).
   static constexpr int64_t kPackAgain = 240;
-  // Bytes of packed columns that are still near the processor when the next band comes.
-  static constexpr int64_t kNear = 4 << 20;
+  // The most bytes of packed columns that are still in a near cache when the next band needs them.
+  static constexpr int64_t kCached = 4 << 20;
 
-  // Whether columns are packed once for all bands.
-  bool packing_pays() const {
-    return tall_ < kPackAgain || columns_ * width_ * int64_t(sizeof(T)) <= kNear;
+  // Whether to pack the columns once for all bands.
+  bool pack_once_pays() const {
+    return band_rows_ < kPackAgain || columns_ * width_ * int64_t(sizeof(T)) <= kCached;
   }
 
-  // Off a power of two, for the cache's sets.
+  // No power of two: rows a power of two apart would share few cache sets.
   int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
 
   const T *x_, *y_;
-  const int64_t rows_, columns_, width_, tall_;
+  const int64_t rows_, columns_, width_, band_rows_;
   const bool packs_once_;
   const Scratch<T> packed_, memory_;
 };

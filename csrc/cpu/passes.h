@@ -1,4 +1,4 @@
-// The passes of the engine over raw memory, shared out over torch's threads.
+// The passes of the engine over raw memory. Each divides its work among torch's threads.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 
 namespace fastsim {
 
+// Writes x / |x| of each row to `unit`, and 1 / |x| to `inverse`: 0 for a row that counts as zero.
 template <class T>
 void make_unit_rows(const Matrix& x, int64_t rows, int64_t width, T* unit, T* inverse) {
   over(rows, width, [&](int64_t begin, int64_t end) {
@@ -17,6 +18,8 @@ void make_unit_rows(const Matrix& x, int64_t rows, int64_t width, T* unit, T* in
   });
 }
 
+// The backward pass of `make_unit_rows`: writes `factor` times dL/dx to `grad`, of the given dtype,
+// from grad_unit = dL/dunit. `dots` (rows,) gets the product of each unit row with its gradient.
 template <class T>
 void through_unit_rows(const T* grad_unit, const Matrix& x, int64_t rows, int64_t width,
                        const T* inverse, T factor, void* grad, Dtype dtype, T* dots) {
@@ -26,7 +29,7 @@ void through_unit_rows(const T* grad_unit, const Matrix& x, int64_t rows, int64_
   });
 }
 
-// The sum of all rows, (width,).
+// The sum of the rows of x (rows, width): (width,), in float64.
 template <class T>
 std::vector<double> sum_of_rows(const T* x, int64_t rows, int64_t width) {
   std::vector<double> sums(width);
@@ -36,29 +39,32 @@ std::vector<double> sum_of_rows(const T* x, int64_t rows, int64_t width) {
   return sums;
 }
 
-// Rows of the packed form of `rows` rows.
+// The number of rows, with padding, that the packed form of `rows` rows has.
 template <class T>
 int64_t packed_rows(int64_t rows) {
   const int64_t wide = kernels().of<T>().panel_columns;
-  return tiles(rows, wide) * wide;
+  return ceil_div(rows, wide) * wide;
 }
 
+// Packs the rows y (rows, width) into micro-panels, as columns of a product.
 template <class T>
 void pack(const T* y, int64_t rows, int64_t width, T* packed) {
   const auto& k = kernels().of<T>();
-  over(tiles(rows, k.panel_columns), k.panel_columns * width, [&](int64_t begin, int64_t end) {
+  over(ceil_div(rows, k.panel_columns), k.panel_columns * width, [&](int64_t begin, int64_t end) {
     k.pack_panels(y, rows, width, packed, {begin, end});
   });
 }
 
-// Column panels that are shared out over the threads: of fewer the rows are.
+// From this number of micro-panels of columns on, threads share the micro-panels of a product; with
+// fewer, they share its rows.
 constexpr int64_t kManyPanels = 16;
 
-// The scores of a block from unit rows and packed columns, or what these add to them.
+// Writes the scores of a block, unit rows x times packed columns, to the block's panel. With `add`
+// it adds the products to the panel.
 template <class T>
 void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, bool add = false) {
   const auto& k = kernels().of<T>();
-  const int64_t count = tiles(b.columns, k.panel_columns);
+  const int64_t count = ceil_div(b.columns, k.panel_columns);
   const auto run = [&](Range rows, Range panels) {
     k.score_panels(x, width, packed, b.columns, b.scores, b.stride, add, rows, panels,
                    static_cast<const T*>(nullptr));
@@ -70,13 +76,14 @@ void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, 
   }
 }
 
-// The same from columns as they came, which each thread packs a panel at a time: no memory but that
-// panel's. With `inverse` each column is multiplied by its number.
+// The same for columns y that are not packed. With `inverse` each column is multiplied by its
+// inverse norm. Given many micro-panels, each thread packs one at a time, so this needs no memory
+// but that of the micro-panel; fewer are all packed first.
 template <class T>
 void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, const Block<T>& b,
                  bool add) {
   const auto& k = kernels().of<T>();
-  const int64_t wide = k.panel_columns, count = tiles(b.columns, wide), size = wide * width;
+  const int64_t wide = k.panel_columns, count = ceil_div(b.columns, wide), size = wide * width;
   const auto pack = [&](int64_t panel, T* unit, T* packed) {
     k.pack_panel(y, panel * wide, std::min(wide, b.columns - panel * wide), width, inverse, unit,
                  packed);
@@ -103,9 +110,9 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
   });
 }
 
-// Register tiles that a piece of the rows of a product has at least. All of the right operand passes
-// through the second cache for each piece; a column of twice as many tiles asks for all that is
-// multiplied next.
+// The least number of register tiles in a thread's piece of the rows of a product. The whole right
+// operand passes through L2 once per piece. A column of twice as many tiles prefetches everything
+// that is multiplied next.
 constexpr int64_t kTilesOfRows = 8;
 
 // out (+)= panel right, or with `transposed` panel^T right.
@@ -114,7 +121,7 @@ void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bo
                     bool add) {
   const auto& k = kernels().of<T>();
   const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
-  if (depth == 0 && !add) std::fill_n(out, count * width, T(0));  // the kernels go over the depth
+  if (depth == 0 && !add) std::fill_n(out, count * width, T(0));  // the kernels write nothing then
   const auto run = transposed ? k.multiply_columns : k.multiply_rows;
   const auto multiply = [&](Range share) {
     run(b.scores, b.stride, depth, right, width, out, add, share);

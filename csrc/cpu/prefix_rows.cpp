@@ -1,4 +1,5 @@
-// The operators on the rows of a sweep over prefixes (fastsim/engine/prefixes.py).
+// The operators on the rows of prefixes in a sweep (fastsim/engine/prefixes.py). x (N, d) is always
+// the own columns of one prefix, a slice of a matrix.
 
 #include <vector>
 
@@ -10,7 +11,8 @@ namespace fastsim {
 
 namespace {
 
-// x (N, d), columns of rows whose norms (N,) were those without them -> out, x over their norms.
+// norms (N,) are those of the next shorter prefix; they become the norms of this one. out = x
+// divided by them.
 void prefix_rows(Tensor x, Tensor norms, Tensor out) {
   with_type(out, "out", [&](auto type) {
     using T = decltype(type);
@@ -24,7 +26,7 @@ void prefix_rows(Tensor x, Tensor norms, Tensor out) {
   });
 }
 
-// dots (N,) += inverse (x . grad_rows) of rows of x (N, d), columns of a matrix.
+// dots (N,) += inverse (x . grad_rows), row by row.
 void prefix_rows_dots(Tensor grad_rows, Tensor x, Tensor inverse, Tensor dots) {
   with_type(grad_rows, "grad_rows", [&](auto type) {
     using T = decltype(type);
@@ -39,7 +41,7 @@ void prefix_rows_dots(Tensor grad_rows, Tensor x, Tensor inverse, Tensor dots) {
   });
 }
 
-// grad (N, d), columns of a matrix = inverse (grad_rows - along x).
+// grad (N, d) = inverse (grad_rows - along x), a slice of a matrix.
 void prefix_rows_backward(Tensor grad_rows, Tensor x, Tensor along, Tensor inverse, Tensor grad) {
   with_type(grad_rows, "grad_rows", [&](auto type) {
     using T = decltype(type);
@@ -47,10 +49,10 @@ void prefix_rows_backward(Tensor grad_rows, Tensor x, Tensor along, Tensor inver
     take_panel(grad, to, "grad");
     const Matrix from = matrix(x, "x", to.rows, to.columns);
     const T* g = input<T>(grad_rows, "grad_rows", to.rows * to.columns);
-    const double* of_norm = input<double>(along, "along", to.rows);
+    const double* coefficient = input<double>(along, "along", to.rows);
     const double* factor = input<double>(inverse, "inverse", to.rows);
     over(to.rows, to.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().prefix_rows_backward(g, from, to.columns, of_norm, factor, to.scores,
+      kernels().of<T>().prefix_rows_backward(g, from, to.columns, coefficient, factor, to.scores,
                                              to.stride, begin, end);
     });
   });

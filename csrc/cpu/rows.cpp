@@ -1,6 +1,6 @@
-// Operators on rows: unit rows, cosines and distances of paired rows, centred rows, rows against the
-// few columns chosen for each, and these columns. Every sum has one order, whatever the number of
-// threads.
+// Operators on rows: unit rows, cosines and distances of paired rows, centred rows, the choice of a
+// few columns for each row, and the values of the chosen pairs. Every sum has one order, whatever
+// the number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -18,23 +18,26 @@ namespace fastsim {
 
 namespace {
 
+// Checks x (N, D), y (M, D) and columns (K, N) and makes Partners of them. Without y the columns
+// are rows of x.
 template <class T>
 Partners<T> take_chosen_rows(const Tensor& x, const Optional& y, const Tensor& columns,
-                          bool distances) {
+                             bool distances) {
   const Tensor& other = y ? *y : x;
-  const int64_t rows = x.size(0), width = x.size(1), of_each = columns.size(0);
+  const int64_t rows = x.size(0), width = x.size(1), per_row = columns.size(0);
   const Partners<T> p{input<T>(x, "x", rows * width), input<T>(other, "y", other.size(0) * width),
-                      rows, width, of_each, input<int64_t>(columns, "columns", of_each * rows),
+                      rows, width, per_row, input<int64_t>(columns, "columns", per_row * rows),
                       distances};
   for (int64_t at = 0; at < p.count * p.rows; ++at) {
-    STD_TORCH_CHECK(p.columns[at] < other.size(0), "fastsim: columns: wanted rows of y, of which ",
+    STD_TORCH_CHECK(p.columns[at] < other.size(0), "fastsim: columns: wanted rows of y, less than ",
                     other.size(0), ", got ", p.columns[at]);
   }
   return p;
 }
 
-// What multiplies x_i - y_j or y_j; a distance 0 has gradient 0. In double: one over a subnormal
-// distance is no float32.
+// The factor of x_i - y_j in the gradient of x_i, from the gradient and the values of the
+// distances. Without values, the factor of y_j for dot products. The gradient of a distance 0 is
+// taken to be 0. In double, as the inverse of a subnormal float32 distance may exceed float32.
 template <class T>
 std::vector<double> score_grads_of(const T* grad, const T* values, int64_t count) {
   std::vector<double> score_grads(grad, grad + count);
@@ -45,13 +48,14 @@ std::vector<double> score_grads_of(const T* grad, const T* values, int64_t count
   return score_grads;
 }
 
-// The mean of the rows.
+// Computes the mean (width,) of the rows.
 template <class T>
 void centre_of(const T* x, int64_t rows, int64_t width, T* centre) {
   const std::vector<double> sums = sum_of_rows(x, rows, width);
   for (int64_t k = 0; k < width; ++k) centre[k] = T(sums[k] / rows);
 }
 
+// unit (N, D) = the unit rows of x (N, D); inverse (N,) = their inverse norms.
 void unit_rows(Tensor x, Tensor unit, Tensor inverse) {
   with_type(unit, "unit", [&](auto type) {
     using T = decltype(type);
@@ -61,6 +65,8 @@ void unit_rows(Tensor x, Tensor unit, Tensor inverse) {
   });
 }
 
+// grad (N, D) = `factor` times dL/dx, from grad_unit (N, D), dL/d(unit row). dots (N,) = the
+// products of the unit rows and grad_unit.
 void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double factor, Tensor grad,
                         Tensor dots) {
   with_type(grad_unit, "grad_unit", [&](auto type) {
@@ -73,7 +79,8 @@ void unit_rows_backward(Tensor grad_unit, Tensor x, Tensor inverse, double facto
   });
 }
 
-// cosines (N,) of row i of x with row i of y; inverse (2, N): 1 / |x_i| and 1 / |y_i|, or 0.
+// Computes the cosines (N,) of row i of x with row i of y. inverse (2, N): the inverse norms of the
+// rows of x and of y.
 template <class T>
 void cosines_of_pairs(const Tensor& x, const Tensor& y, T* cosines, T* inverse) {
   const int64_t rows = x.size(0), width = x.size(1);
@@ -83,6 +90,7 @@ void cosines_of_pairs(const Tensor& x, const Tensor& y, T* cosines, T* inverse) 
   });
 }
 
+// `cosines_of_pairs` as an operator.
 void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse) {
   with_type(cosines, "cosines", [&](auto type) {
     using T = decltype(type);
@@ -92,23 +100,25 @@ void paired_cosines(Tensor x, Tensor y, Tensor cosines, Tensor inverse) {
   });
 }
 
-// total (): `factor` times the sum of the squared differences of cosines and targets (N,).
+// total () = `factor` times the sum of the squared differences of the cosines and the targets (N,).
 void paired_squared_errors(Tensor x, Tensor y, Tensor targets, double factor, Tensor total) {
   with_type(total, "total", [&](auto type) {
     using T = decltype(type);
     const int64_t rows = x.size(0);
     const Scratch<T> cosines(rows), inverse(2 * rows);
     cosines_of_pairs<T>(x, y, cosines, inverse);
-    const T* wanted = input<T>(targets, "targets", rows);
+    const T* target = input<T>(targets, "targets", rows);
     double sum = 0;
     for (int64_t i = 0; i < rows; ++i) {
-      const double error = double(cosines[i]) - wanted[i];
+      const double error = double(cosines[i]) - target[i];
       sum += error * error;
     }
     *output<T>(total, "total", 1) = T(factor * sum);
   });
 }
 
+// Writes dL/dx and dL/dy, if they are given, from grad = dL/dcosines (N,) and the outputs of
+// `paired_cosines`.
 void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Tensor inverse,
                              Optional grad_x, Optional grad_y) {
   with_type(cosines, "cosines", [&](auto type) {
@@ -118,101 +128,108 @@ void paired_cosines_backward(Tensor grad, Tensor x, Tensor y, Tensor cosines, Te
     const T* score_grads = input<T>(grad, "grad", rows);
     const T* c = input<T>(cosines, "cosines", rows);
     const T* norms = input<T>(inverse, "inverse", 2 * rows);
-    const Gradient of_x = gradient<T>(grad_x, "grad_x", rows * width);
-    const Gradient of_y = gradient<T>(grad_y, "grad_y", rows * width);
+    const Gradient x_gradient = gradient<T>(grad_x, "grad_x", rows * width);
+    const Gradient y_gradient = gradient<T>(grad_y, "grad_y", rows * width);
     over(rows, 2 * width, [=](int64_t begin, int64_t end) {
       kernels().of<T>().paired_cosines_backward(score_grads, a, b, width, c, norms, norms + rows,
-                                                of_x.data, of_x.dtype, of_y.data, of_y.dtype,
-                                                begin, end);
+                                                x_gradient.data, x_gradient.dtype,
+                                                y_gradient.data, y_gradient.dtype, begin, end);
     });
   });
 }
 
-// x (rows, width) and y (columns, width), without y x itself: both less the mean of y, in units of
-// the largest norm of all, which is returned. offsets: half the squared norms of the columns.
+// Subtracts the mean of y from the rows of x (rows, width) and of y (columns, width), and divides
+// them by the largest norm of all of these differences, which is returned. If y is null, the
+// columns are the rows of x. offsets (columns,): half the squared norms of the resulting columns.
 template <class T>
 T centre(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, T* out_x, T* out_y,
          T* offsets) {
   std::vector<T> mean(width);
   centre_of(y ? y : x, columns, width, mean.data());
-  double most = 0;
+  double largest_norm = 0;
   const auto centre_side = [&](const T* from, int64_t count, T* to) {
     std::vector<double> norms(count);
     over(count, width, [&](int64_t begin, int64_t end) {
       kernels().of<T>().centred_rows(from, mean.data(), width, to, norms.data(), begin, end);
     });
-    for (double norm : norms) most = norm <= most || most != most ? most : norm;  // keeps a NaN
+    for (double norm : norms) {  // a NaN stays
+      largest_norm = norm <= largest_norm || largest_norm != largest_norm ? largest_norm : norm;
+    }
     return norms;
   };
   std::vector<double> norms = centre_side(x, rows, out_x);
   if (y) norms = centre_side(y, columns, out_y);
-  const double unit = most == 0 ? 1 : most;
+  const double divisor = largest_norm == 0 ? 1 : largest_norm;
   const auto scale_side = [&](T* to, int64_t count) {
     over(count, width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().scale(to + begin * width, (end - begin) * width, 1 / std::sqrt(unit));
+      kernels().of<T>().scale(to + begin * width, (end - begin) * width, 1 / std::sqrt(divisor));
     });
   };
   scale_side(out_x, rows);
   if (y) scale_side(out_y, columns);
-  for (int64_t j = 0; j < columns; ++j) offsets[j] = T(0.5 * (norms[j] / unit) * (norms[j] / unit));
-  return T(most);
+  for (int64_t j = 0; j < columns; ++j) {
+    offsets[j] = T(0.5 * (norms[j] / divisor) * (norms[j] / divisor));
+  }
+  return T(largest_norm);
 }
 
-// rows (N, D) and columns (M, D), without y one and the same: `centre` of x and y; offsets (M,).
+// `centre` as an operator: sets rows (N, D), columns (M, D), offsets (M,) and largest (), the
+// largest norm. Without y there are no columns, and M is N.
 void centred(Tensor x, Optional y, Tensor rows, Optional columns, Tensor offsets, Tensor largest) {
   with_type(x, "x", [&](auto type) {
     using T = decltype(type);
     STD_TORCH_CHECK(bool(y) == bool(columns), "fastsim: y, columns: wanted both or neither");
-    const int64_t width = x.size(1), of_x = x.size(0) * width;
-    const int64_t count = (y ? *y : x).size(0), of_y = count * width;
+    const int64_t width = x.size(1), x_size = x.size(0) * width;
+    const int64_t count = (y ? *y : x).size(0), y_size = count * width;
     *output<T>(largest, "largest", 1) =
-        centre(input<T>(x, "x", of_x), x.size(0), input<T>(y, "y", of_y), count, width,
-               output<T>(rows, "rows", of_x), output<T>(columns, "columns", of_y),
+        centre(input<T>(x, "x", x_size), x.size(0), input<T>(y, "y", y_size), count, width,
+               output<T>(rows, "rows", x_size), output<T>(columns, "columns", y_size),
                output<T>(offsets, "offsets", count));
   });
 }
 
-// Of each row x (N, D) the farthest other row of its group and the nearest of any other: indices
-// (2, N), -1 for none, and their distances (2, N), -inf and inf for none. largest (): as of
-// `centred`. One operator for a small batch, whose time is operator calls.
+// Finds, for each row of x (N, D), the farthest other row of its group and the nearest row of any
+// other group. indices (2, N): these rows, -1 for none. distances (2, N): their distances, for none
+// -inf and inf. largest (): as in `centred`. This is one operator because calls of operators take
+// most of a small batch's time.
 void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Tensor largest) {
   with_type(x, "x", [&](auto type) {
     using T = decltype(type);
     const int64_t rows = x.size(0), width = x.size(1);
     const T* points = input<T>(x, "x", rows * width);
-    Scratch<T> moved(rows * width), offsets(rows);
+    Scratch<T> centred_points(rows * width), offsets(rows);
     *output<T>(largest, "largest", 1) =
-        centre<T>(points, rows, nullptr, rows, width, moved, nullptr, offsets);
+        centre<T>(points, rows, nullptr, rows, width, centred_points, nullptr, offsets);
 
     Block<T> all{};
     all.row_groups = all.column_groups = input<int64_t>(groups, "groups", rows);
     all.skip = Skip::diagonal;
-    const Panel<T> panel(moved, rows, moved, rows, width, rows);
+    const Panel<T> panel(centred_points, rows, centred_points, rows, width, rows);
     const Block<T> b = panel.band(0, all);
 
-    int64_t* found = output<int64_t>(indices, "indices", 2 * rows);
-    std::fill(found, found + 2 * rows, -1);
+    int64_t* columns = output<int64_t>(indices, "indices", 2 * rows);
+    std::fill(columns, columns + 2 * rows, -1);
     std::vector<T> low(rows, -kLeftOut<T>), high(rows, kLeftOut<T>);
     over(rows, rows, [&](int64_t begin, int64_t end) {
       kernels().of<T>().hardest(b,
                                 {.offsets = offsets,
                                  .low = low.data(),
-                                 .low_index = found,
+                                 .low_index = columns,
                                  .high = high.data(),
-                                 .high_index = found + rows},
+                                 .high_index = columns + rows},
                                 begin, end);
     });
-    const Partners<T> p{points, points, rows, width, 2, found, true};
+    const Partners<T> pairs{points, points, rows, width, 2, columns, true};
     T* out = output<T>(distances, "distances", 2 * rows);
     std::fill(out, out + rows, -std::numeric_limits<T>::infinity());
     std::fill(out + rows, out + 2 * rows, std::numeric_limits<T>::infinity());
-    over(rows, p.count * width, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().chosen_rows(p, out, begin, end);
+    over(rows, pairs.count * width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().chosen_rows(pairs, out, begin, end);
     });
   });
 }
 
-// relu(near - far + margin); a NaN stays one, and an infinite far makes one.
+// relu(near - far + margin). NaN if an argument is NaN or `far` is infinite.
 template <class T>
 T triplet_loss(T near, T far, double margin) {
   if (std::isinf(far)) return std::numeric_limits<T>::quiet_NaN();
@@ -220,8 +237,9 @@ T triplet_loss(T near, T far, double margin) {
   return above <= 0 ? T(0) : above;
 }
 
-// near and far (N,): |a_i - p_i| and |a_i - n_i| of the rows of three (N, D). losses: `factor` times
-// their `triplet_loss` (N,), or the sum of these ().
+// Computes near and far (N,): the distances |a_i - p_i| and |a_i - n_i| of the rows of anchors,
+// positives and negatives (N, D). losses, if they are given: `factor` times the `triplet_loss` of
+// each row (N,), or the sum of these ().
 void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, double margin,
                        double factor, Tensor near, Tensor far, Optional losses) {
   with_type(near, "near", [&](auto type) {
@@ -245,8 +263,9 @@ void triplet_distances(Tensor anchors, Tensor positives, Tensor negatives, doubl
   });
 }
 
-// The gradients of near - far, where they are wanted, from its own (N,); with a margin from that of
-// what `triplet_distances` made of the losses, (N,) or ().
+// Writes the gradients of the three inputs of `triplet_distances`, if they are given. Without a
+// margin, grad (N,) is dL/d(near - far). With a margin, grad (N,) or () is dL/dlosses. In both
+// cases it is multiplied by `factor`.
 void triplet_distances_backward(Tensor grad, Tensor anchors, Tensor positives, Tensor negatives,
                                 Tensor near, Tensor far, std::optional<double> margin,
                                 double factor, Optional grad_anchors, Optional grad_positives,
@@ -256,26 +275,28 @@ void triplet_distances_backward(Tensor grad, Tensor anchors, Tensor positives, T
     const int64_t rows = anchors.size(0), width = anchors.size(1);
     const Matrix a = matrix(anchors), p = matrix(positives, "positives", rows, width);
     const Matrix n = matrix(negatives, "negatives", rows, width);
-    const T* given = input<T>(grad, "grad", grad.dim() ? rows : 1);
+    const T* loss_grads = input<T>(grad, "grad", grad.dim() ? rows : 1);
     const T* to_positive = input<T>(near, "near", rows);
     const T* to_negative = input<T>(far, "far", rows);
-    std::vector<T> above(rows);
+    std::vector<T> pair_grads(rows);
     for (int64_t i = 0; i < rows; ++i) {
-      const bool none = margin && triplet_loss(to_positive[i], to_negative[i], *margin) == 0;
-      above[i] = none ? T(0) : T(factor * given[grad.dim() ? i : 0]);
+      const bool is_zero = margin && triplet_loss(to_positive[i], to_negative[i], *margin) == 0;
+      pair_grads[i] = is_zero ? T(0) : T(factor * loss_grads[grad.dim() ? i : 0]);
     }
-    const Gradient of_a = gradient<T>(grad_anchors, "grad_anchors", rows * width);
-    const Gradient of_p = gradient<T>(grad_positives, "grad_positives", rows * width);
-    const Gradient of_n = gradient<T>(grad_negatives, "grad_negatives", rows * width);
+    const Gradient a_gradient = gradient<T>(grad_anchors, "grad_anchors", rows * width);
+    const Gradient p_gradient = gradient<T>(grad_positives, "grad_positives", rows * width);
+    const Gradient n_gradient = gradient<T>(grad_negatives, "grad_negatives", rows * width);
     over(rows, 3 * width, [&](int64_t begin, int64_t end) {
       kernels().of<T>().triplet_distances_backward(
-          above.data(), a, p, n, width, to_positive, to_negative, of_a.data, of_a.dtype, of_p.data,
-          of_p.dtype, of_n.data, of_n.dtype, begin, end);
+          pair_grads.data(), a, p, n, width, to_positive, to_negative, a_gradient.data,
+          a_gradient.dtype, p_gradient.data, p_gradient.dtype, n_gradient.data, n_gradient.dtype,
+          begin, end);
     });
   });
 }
 
-// values (K, N): |x_i - y_j| or x_i . y_j for j = columns[k, i]; where that is negative they stay.
+// values (K, N) = |x_i - y_j| or x_i . y_j for j = columns[k, i]. A value with a negative column
+// stays as it is. Without y, y_j is a row of x.
 void chosen_rows(Tensor x, Optional y, Tensor columns, bool distances, Tensor values) {
   with_type(x, "x", [&](auto type) {
     using T = decltype(type);
@@ -287,9 +308,10 @@ void chosen_rows(Tensor x, Optional y, Tensor columns, bool distances, Tensor va
   });
 }
 
-// Adds dL/dx and dL/dy from dL/dvalues (K, N); without y, both to grad_x. values: of distances.
+// Adds dL/dx to grad_x and dL/dy to grad_y, from grad = dL/dvalues (K, N). Without y, adds both to
+// grad_x. values (K, N): those of `chosen_rows` if they are distances; None for dot products.
 void chosen_rows_backward(Tensor grad, Optional values, Tensor x, Optional y, Tensor columns,
-                       Optional grad_x, Optional grad_y) {
+                          Optional grad_x, Optional grad_y) {
   with_type(x, "x", [&](auto type) {
     using T = decltype(type);
     const auto p = take_chosen_rows<T>(x, y, columns, values.has_value());
@@ -307,7 +329,7 @@ void chosen_rows_backward(Tensor grad, Optional values, Tensor x, Optional y, Te
     if (!to_columns || others == 0) return;
     const std::vector<int64_t> sorted = sorted_by_column(p, others);
     const Naming naming{sorted.data(), sorted.data() + others + 1};
-    over(others, tiles(pairs, others) * p.width, [&](int64_t begin, int64_t end) {
+    over(others, ceil_div(pairs, others) * p.width, [&](int64_t begin, int64_t end) {
       kernels().of<T>().chosen_rows_of_columns(p, score_grads.data(), naming, to_columns, begin,
                                                end);
     });

@@ -1,4 +1,4 @@
-// Unit rows and the gradient through them; centred rows.
+// The kernels on rows: unit rows and their gradient, the rows of prefixes, and centred rows.
 #pragma once
 
 #include <limits>
@@ -10,6 +10,7 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
+// The dot product of a and b, in double.
 template <class T>
 double dot(const T* a, const T* b, int64_t count) {
   double sum[1] = {};
@@ -21,36 +22,38 @@ template <class T>
 double sum_of_squares(const T* x, int64_t count) {
   double sum[1] = {};
   add_terms(count, sum, [&](auto at, auto& sums) {
-    const auto here = at(x);
-    sums[0] += here * here;
+    const auto number = at(x);
+    sums[0] += number * number;
   });
   return sum[0];
 }
 
-// 1 / sqrt(square); a row shorter than the smallest normal number counts as zero, and has 0.
+// The inverse norm of a row whose sum of squares is `square`. A row whose norm is less than the
+// smallest normal number of T counts as zero, and has the inverse norm 0.
 template <class T>
 double inverse_norm(double square) {
   const double norm = __builtin_sqrt(square);
   return norm < double(std::numeric_limits<T>::min()) ? 0.0 : 1 / norm;
 }
 
-// Rows of a walk between the one that is asked for and the one at hand: the processor itself does
-// not look past the page of memory that a row lies in.
+// How many rows ahead of the current one a loop prefetches. The processor itself does not prefetch
+// beyond the page of memory that the current row lies in.
 constexpr int64_t kRowsAhead = 4;
 
-FASTSIM_INLINE void ask_for_row(const Matrix& x, int64_t row, int64_t width) {
+// Prefetches a row, if its numbers are contiguous.
+FASTSIM_INLINE void prefetch_row(const Matrix& x, int64_t row, int64_t width) {
   if (x.column_stride != 1) return;
-  const int64_t each = bytes_of(x.dtype);
-  const char* from = static_cast<const char*>(x.data) + row * x.row_stride * each;
-  for (int64_t at = 0; at < width * each; at += kLine) __builtin_prefetch(from + at, 0, 2);
+  const int64_t bytes = bytes_of(x.dtype);
+  const char* from = static_cast<const char*>(x.data) + row * x.row_stride * bytes;
+  for (int64_t at = 0; at < width * bytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
-// x / |x|; `inverse` keeps 1 / |x|, or 0.
+// Writes the unit rows x / |x| to `unit` (rows, width) and the inverse norms to `inverse` (rows,).
 template <class T>
 void unit_rows(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T* out = unit + row * width;
-    if (row + kRowsAhead < end) ask_for_row(x, row + kRowsAhead, width);
+    if (row + kRowsAhead < end) prefetch_row(x, row + kRowsAhead, width);
     const T* from = read(x, row, 0, width, out);
     const T factor = T(inverse_norm<T>(sum_of_squares(from, width)));
     inverse[row] = factor;
@@ -66,14 +69,15 @@ void subtract_along(T* x, const T* g, T along, T outer, int64_t count) {
   for (int64_t k = 0; k < count; ++k) x[k] = outer * (g[k] - along * x[k]);
 }
 
-// dx = factor r (g - (u . g) u) for g = dL/du, u = r x; `dots` keeps u . g.
+// Writes the gradients dL/dx = r (g - (u . g) u) of the rows, times `factor`, for unit rows u = r x
+// with inverse norms r, and g = dL/du in grad_unit. dots (rows,) gets u . g.
 template <class T>
 void unit_rows_backward(const T* grad_unit, const Matrix& x, int64_t width, const T* inverse,
                         T factor, void* grad, Dtype dtype, T* dots, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T* g = grad_unit + row * width;
     const T r = inverse[row];
-    if (row + kRowsAhead < end) ask_for_row(x, row + kRowsAhead, width);
+    if (row + kRowsAhead < end) prefetch_row(x, row + kRowsAhead, width);
     T chunk[kChunk];
     double sum = 0;
     for_chunks(0, width, [&](int64_t at, int64_t n) {
@@ -89,23 +93,24 @@ void unit_rows_backward(const T* grad_unit, const Matrix& x, int64_t width, cons
   }
 }
 
-// Makes norms of rows those of the rows with the columns x after them, and writes x over these; a
-// row shorter than the smallest normal number counts as zero.
+// Extends prefixes by the columns x (rows, width). `norms` (rows,) are those of the prefixes
+// without x, and become those with x. out (rows, width) = x divided by the new norms. A prefix
+// whose norm is less than the smallest normal number of T counts as zero.
 template <class T>
 void prefix_rows(const Matrix& x, int64_t width, double* norms, T* out, int64_t begin,
                  int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    T* rows = out + row * width;
-    const T* from = read(x, row, 0, width, rows);
+    T* to = out + row * width;
+    const T* from = read(x, row, 0, width, to);
     const double norm = __builtin_hypot(norms[row], __builtin_sqrt(sum_of_squares(from, width)));
     norms[row] = norm;
     const T factor = norm < double(std::numeric_limits<T>::min()) ? T(0) : T(1 / norm);
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) rows[k] = from[k] * factor;
+    for (int64_t k = 0; k < width; ++k) to[k] = from[k] * factor;
   }
 }
 
-// dots += inverse (x . g)
+// dots += inverse (x . g), row by row.
 template <class T>
 void prefix_rows_dots(const T* g, const Matrix& x, int64_t width, const double* inverse,
                       double* dots, int64_t begin, int64_t end) {
@@ -119,24 +124,25 @@ void prefix_rows_dots(const T* g, const Matrix& x, int64_t width, const double* 
   }
 }
 
-// out = inverse (g - along x), its rows `stride` apart. In double: of a prefix of one number the
-// two are equal, and 1 over that number may be large.
+// out = inverse (g - along x), row by row. The rows of `out` are `stride` apart. It is computed in
+// double: for a prefix of one number g and along x are equal, and their rounding errors would be
+// multiplied by the inverse of that number, which may be large.
 template <class T>
 void prefix_rows_backward(const T* g, const Matrix& x, int64_t width, const double* along,
                           const double* inverse, T* out, int64_t stride, int64_t begin,
                           int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     T* to = out + row * stride;
-    const T *own = read(x, row, 0, width, to), *from = g + row * width;
-    const double factor = inverse[row], share = along[row];
+    const T *x_row = read(x, row, 0, width, to), *g_row = g + row * width;
+    const double factor = inverse[row], coefficient = along[row];
 #pragma omp simd
     for (int64_t k = 0; k < width; ++k) {
-      to[k] = T(factor * (double(from[k]) - share * double(own[k])));
+      to[k] = T(factor * (double(g_row[k]) - coefficient * double(x_row[k])));
     }
   }
 }
 
-// The sums over all rows of the columns [begin, end).
+// Sums up all rows of x, for the columns [begin, end).
 template <class T>
 void column_sums(const T* x, int64_t rows, int64_t width, double* sums, int64_t begin,
                  int64_t end) {
@@ -148,7 +154,7 @@ void column_sums(const T* x, int64_t rows, int64_t width, double* sums, int64_t 
   }
 }
 
-// out = x - centre, and the norms of these rows.
+// out = x - centre, row by row, and the norms of these rows.
 template <class T>
 void centred_rows(const T* x, const T* centre, int64_t width, T* out, double* norms,
                   int64_t begin, int64_t end) {
@@ -161,8 +167,8 @@ void centred_rows(const T* x, const T* centre, int64_t width, T* out, double* no
   }
 }
 
-// Twice times a factor, in double: one over a subnormal norm is no number of its type, one over its
-// root is.
+// Multiplies x by `root` twice, in double. The factor root * root itself may be infinite, as the
+// inverse of a subnormal norm is, while the inverse of its square root is finite.
 template <class T>
 void scale(T* x, int64_t count, double root) {
 #pragma omp simd

@@ -1,4 +1,4 @@
-// Memory for the time of a call, its values undefined.
+// Memory that lives as long as a call. Its values are undefined at first.
 #pragma once
 
 #include <array>
@@ -9,84 +9,86 @@
 
 namespace fastsim {
 
-constexpr int64_t kAligned = 64;  // bytes: a vector, a line of the cache
+constexpr int64_t kAligned = 64;  // bytes of a vector or a cache line, the alignment of memory
 constexpr int64_t kHugePage = 2 << 20;
 
-// Asks the system for huge pages (memory.cpp).
-void ask_for_huge_pages(void* data, int64_t bytes);
+// Advises the system to use huge pages (memory.cpp).
+void advise_huge_pages(void* data, int64_t bytes);
 
 inline void* aligned_memory(int64_t bytes) {
   void* data = std::aligned_alloc(kAligned, bytes);
-  if (data && bytes >= kHugePage) ask_for_huge_pages(data, bytes);
+  if (data && bytes >= kHugePage) advise_huge_pages(data, bytes);
   return data;
 }
 
-// Pieces of memory that a thread keeps from call to call, no more than kKept bytes each and kAll
-// together: the pages of fresh memory cost a small batch more than its products, and one of thousands
-// of rows a tenth of them.
-class Pieces {
+// The buffers that a thread keeps from call to call: at most kLargest bytes each and kTotal bytes
+// together. The pages of fresh memory cost a small batch more time than its products, and a batch
+// of thousands of rows a tenth of theirs.
+class MemoryPool {
  public:
-  static constexpr int64_t kKept = 16 << 20, kAll = 64 << 20;
+  static constexpr int64_t kLargest = 16 << 20, kTotal = 64 << 20;
 
-  // One of at least so many bytes that is not in use, or -1.
+  // Takes a free buffer of at least `bytes` bytes and returns its index, or -1 if there is none.
   int take(int64_t bytes) {
     int found = -1;
-    for (int at = 0; at < kCount; ++at) {
-      if (pieces_[at].used) continue;
-      if (found < 0 || better(pieces_[at].bytes, pieces_[found].bytes, bytes)) found = at;
+    for (int i = 0; i < kCount; ++i) {
+      if (buffers_[i].in_use) continue;
+      if (found < 0 || is_better(buffers_[i].bytes, buffers_[found].bytes, bytes)) found = i;
     }
-    if (found < 0 || bytes > kKept) return -1;
-    Piece& piece = pieces_[found];
-    if (piece.bytes < bytes) {
-      if (all_ - piece.bytes + bytes > kAll) return -1;
-      all_ -= piece.bytes;
-      piece.memory.reset(aligned_memory(bytes));
-      piece.bytes = piece.memory ? bytes : 0;
-      all_ += piece.bytes;
-      if (!piece.memory) return -1;
+    if (found < 0 || bytes > kLargest) return -1;
+    Buffer& buffer = buffers_[found];
+    if (buffer.bytes < bytes) {
+      if (total_ - buffer.bytes + bytes > kTotal) return -1;
+      total_ -= buffer.bytes;
+      buffer.memory.reset(aligned_memory(bytes));
+      buffer.bytes = buffer.memory ? bytes : 0;
+      total_ += buffer.bytes;
+      if (!buffer.memory) return -1;
     }
-    piece.used = true;
+    buffer.in_use = true;
     return found;
   }
-  void give_back(int place) { pieces_[place].used = false; }
-  void* data(int place) const { return pieces_[place].memory.get(); }
+  void give_back(int index) { buffers_[index].in_use = false; }
+  void* data(int index) const { return buffers_[index].memory.get(); }
 
  private:
-  struct Piece {
+  struct Buffer {
     std::unique_ptr<void, void (*)(void*)> memory{nullptr, std::free};
     int64_t bytes = 0;
-    bool used = false;
+    bool in_use = false;
   };
   static constexpr int kCount = 16;
 
-  // The smallest that is large enough, else the largest.
-  static bool better(int64_t one, int64_t other, int64_t wanted) {
-    const bool fits = one >= wanted, other_fits = other >= wanted;
-    return fits != other_fits ? fits : (fits ? one < other : one > other);
+  // Whether a buffer of `a` bytes is a better choice than one of `b`. The best is the smallest that
+  // is large enough, or else the largest.
+  static bool is_better(int64_t a, int64_t b, int64_t wanted) {
+    const bool a_fits = a >= wanted, b_fits = b >= wanted;
+    return a_fits != b_fits ? a_fits : (a_fits ? a < b : a > b);
   }
 
-  std::array<Piece, kCount> pieces_;
-  int64_t all_ = 0;  // bytes
+  std::array<Buffer, kCount> buffers_;
+  int64_t total_ = 0;  // bytes of all buffers
 };
 
-inline thread_local Pieces pieces;
+inline thread_local MemoryPool memory_pool;
 
+// Uninitialised memory for `count` numbers, from the thread's pool if that has room.
 template <class T>
 class Scratch {
  public:
   explicit Scratch(int64_t count) {
     const int64_t bytes = (count * int64_t(sizeof(T)) + kAligned - 1) / kAligned * kAligned;
-    place_ = pieces.take(bytes);
-    data_ = place_ < 0 ? aligned_memory(bytes) : pieces.data(place_);
+    index_ = memory_pool.take(bytes);
+    data_ = index_ < 0 ? aligned_memory(bytes) : memory_pool.data(index_);
     STD_TORCH_CHECK(data_ || bytes == 0, "fastsim: out of memory");
   }
-  ~Scratch() { place_ < 0 ? std::free(data_) : pieces.give_back(place_); }
+  ~Scratch() { index_ < 0 ? std::free(data_) : memory_pool.give_back(index_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   operator T*() const { return static_cast<T*>(data_); }
 
  private:
-  int place_;
+  int index_;
   void* data_;
 };
 

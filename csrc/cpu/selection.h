@@ -1,4 +1,4 @@
-// Selection: the closest negative, the hardest pairs by group, the k largest.
+// Selection: the closest negative of each row, the hardest pairs by group, the k largest scores.
 #pragma once
 
 #include <limits>
@@ -9,34 +9,35 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// The largest of the scores that the rule admits; a NaN is above none.
+// The largest of the scores that `rule` admits, kLeftOut if there is none. ceiling: the score of
+// the positive. NaNs are ignored.
 template <class T>
 T largest_admitted(const T* s, int64_t count, Closest<T> rule, T ceiling) {
-  const T most = rule.semi_hard ? ceiling : std::numeric_limits<T>::infinity();
-  return largest(s, count, kLeftOut<T>, [most](auto scores) {
-    using Numbers = decltype(scores);  // one or a vector of them
-    return scores <= most - Numbers{} ? scores : kLeftOut<T> - Numbers{};
+  const T limit = rule.semi_hard ? ceiling : std::numeric_limits<T>::infinity();
+  return largest(s, count, kLeftOut<T>, [limit](auto scores) {
+    using Numbers = decltype(scores);  // one number or a vector of numbers
+    return scores <= limit - Numbers{} ? scores : kLeftOut<T> - Numbers{};
   });
 }
 
-// Index of the first of the values equal to one that is among them.
+// The index of the first number equal to `value`, which has to be among the numbers.
 template <class T>
-int64_t first_of(const T* s, int64_t count, T value) {
+int64_t first_index_of(const T* s, int64_t count, T value) {
   constexpr int kStep = 256;
   for (int64_t at = 0;; at += kStep) {
-    const int n = int(smaller(kStep, count - at));
+    const int n = int(min_of(kStep, count - at));
     int first = kStep;
 #pragma omp simd reduction(min : first)
     for (int j = 0; j < n; ++j) {
-      const int here = s[at + j] == value ? j : kStep;
-      first = here < first ? here : first;
+      const int index = s[at + j] == value ? j : kStep;
+      first = index < first ? index : first;
     }
     if (first < kStep) return at + first;
   }
 }
 
-// The largest admitted score of each row other than its positive, and its first column.
-// `ceilings` holds the positives' scores for rows whose positive lies in another block.
+// Finds for each row the largest admitted score but the positive's, and the first column that has
+// it. ceilings: the scores of the positives, for rows whose positive is in another block.
 template <class T>
 void closest(const Block<T>& b, ClosestNegative<T> args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
@@ -47,14 +48,14 @@ void closest(const Block<T>& b, ClosestNegative<T> args, int64_t begin, int64_t 
     const T top = largest_admitted(s, b.columns, Closest<T>{args.semi_hard}, ceiling);
     if (top > kLeftOut<T> && top > args.values[row]) {
       args.values[row] = top;
-      args.indices[row] = b.column0 + first_of(s, b.columns, top);
+      args.indices[row] = b.column0 + first_index_of(s, b.columns, top);
     }
   }
 }
 
-// The lowest score of each row within its own group and the highest outside of it, with their first
-// columns: the hardest positive and the hardest negative. `offsets`, if given, are taken from the
-// scores by column.
+// Finds for each row the hardest positive, the lowest score within the row's group, and the hardest
+// negative, the highest score outside of it, each with the first column that has it. offsets:
+// numbers to subtract from the scores of each column first, or null.
 template <class T>
 void hardest(const Block<T>& b, HardestPairs<T> args, int64_t begin, int64_t end) {
   const int64_t* groups = b.column_groups;
@@ -70,30 +71,30 @@ void hardest(const Block<T>& b, HardestPairs<T> args, int64_t begin, int64_t end
     T low = -kLeftOut<T>, high = kLeftOut<T>;
 #pragma omp simd reduction(min : low) reduction(max : high)
     for (int64_t j = 0; j < b.columns; ++j) {
-      const bool own = groups[j] == group;
-      const T positive = own && s[j] > kLeftOut<T> ? s[j] : -kLeftOut<T>;
-      const T negative = own ? kLeftOut<T> : s[j];
+      const bool same_group = groups[j] == group;
+      const T positive = same_group && s[j] > kLeftOut<T> ? s[j] : -kLeftOut<T>;
+      const T negative = same_group ? kLeftOut<T> : s[j];
       low = positive < low ? positive : low;
       high = negative > high ? negative : high;
     }
-    const auto first = [&](T value, bool own) {
-      int64_t at = 0;
-      while (s[at] != value || (groups[at] == group) != own) ++at;
-      return b.column0 + at;
+    const auto first_with = [&](T value, bool same_group) {
+      int64_t column = 0;
+      while (s[column] != value || (groups[column] == group) != same_group) ++column;
+      return b.column0 + column;
     };
     if (low < -kLeftOut<T> && low < args.low[row]) {
       args.low[row] = low;
-      args.low_index[row] = first(low, true);
+      args.low_index[row] = first_with(low, true);
     }
     if (high > kLeftOut<T> && high > args.high[row]) {
       args.high[row] = high;
-      args.high_index[row] = first(high, false);
+      args.high_index[row] = first_with(high, false);
     }
   }
 }
 
-// relu(mean negative - positive + margin) + relu(closest - positive + margin) of whole rows, and
-// the score gradients in place of the scores.
+// Writes relu(mean negative - positive + margin) + relu(closest negative - positive + margin) of
+// whole rows to `losses`. The scores become score gradients.
 template <class T>
 void triplet(const Block<T>& b, TripletRows<T> args, int64_t begin, int64_t end) {
   const T* weights = args.weights;
@@ -101,30 +102,34 @@ void triplet(const Block<T>& b, TripletRows<T> args, int64_t begin, int64_t end)
   for (int64_t row = begin; row < end; ++row) {
     const int64_t positive = mark_left_out(b, row);
     T* s = b.scores + row * b.stride;
-    const T own = s[positive];
+    const T positive_score = s[positive];
     s[positive] = kLeftOut<T>;
     T sum = 0, count = 0;
 #pragma omp simd reduction(+ : sum, count)
     for (int64_t j = 0; j < b.columns; ++j) {
-      const bool out = s[j] <= kLeftOut<T>;
-      sum += out ? T(0) : s[j];
-      count += out ? T(0) : T(1);
+      const bool left_out = s[j] <= kLeftOut<T>;
+      sum += left_out ? T(0) : s[j];
+      count += left_out ? T(0) : T(1);
     }
-    const T top = largest_admitted(s, b.columns, Closest<T>{args.semi_hard}, own);
-    const double from_mean = count > 0 ? hinge(double(sum) / count - own + args.margin) : 0;
-    const double from_closest = top > kLeftOut<T> ? hinge(double(top) - own + args.margin) : 0;
-    args.losses[row] = from_mean + from_closest;
-    const int64_t at = from_closest == 0 ? -1 : first_of(s, b.columns, top);
-    const T each = from_mean == 0 ? T(0) : weights[row] / count;
+    const T top = largest_admitted(s, b.columns, Closest<T>{args.semi_hard}, positive_score);
+    // Without a negative it is 0, or NaN if the positive's score is not finite.
+    const double mean_loss = count > 0 ? hinge(double(sum) / count - positive_score + args.margin)
+                                       : 0 * positive_score;
+    const double closest_loss =
+        top > kLeftOut<T> ? hinge(double(top) - positive_score + args.margin) : 0;
+    args.losses[row] = mean_loss + closest_loss;
+    const int64_t closest_column = closest_loss == 0 ? -1 : first_index_of(s, b.columns, top);
+    const T score_grad = mean_loss == 0 ? T(0) : weights[row] / count;
 #pragma omp simd
-    for (int64_t j = 0; j < b.columns; ++j) s[j] = s[j] <= kLeftOut<T> ? T(0) : each;
-    if (at >= 0) s[at] += weights[row];
-    s[positive] = -weights[row] * ((from_mean != 0) + (at >= 0));
+    for (int64_t j = 0; j < b.columns; ++j) s[j] = s[j] <= kLeftOut<T> ? T(0) : score_grad;
+    if (closest_column >= 0) s[closest_column] += weights[row];
+    s[positive] = -weights[row] * ((mean_loss != 0) + (closest_column >= 0));
   }
 }
 
-// Keeps the k largest of each row in descending order, the earlier column first among equals;
-// `values` and `indices` (rows, k) hold the best so far. A NaN ranks above every number.
+// Merges the scores of a block into the k largest of each row. `values` and `indices` (rows, k)
+// hold the largest so far, in descending order; of equal scores the earlier column is first. A NaN
+// ranks above every number.
 template <class T>
 void top_k(const Block<T>& b, TopK<T> args, int64_t begin, int64_t end) {
   constexpr int64_t kStep = 64;
@@ -135,12 +140,12 @@ void top_k(const Block<T>& b, TopK<T> args, int64_t begin, int64_t end) {
     T* value = args.values + row * k;
     int64_t* index = args.indices + row * k;
     for (int64_t at = 0; at < b.columns; at += kStep) {
-      const int64_t n = smaller(kStep, b.columns - at);
-      int hits = 0;
-      const T bar = value[k - 1];
-#pragma omp simd reduction(+ : hits)
-      for (int64_t j = 0; j < n; ++j) hits += !(s[at + j] <= bar);
-      if (hits == 0) continue;
+      const int64_t n = min_of(kStep, b.columns - at);
+      int candidates = 0;
+      const T least = value[k - 1];
+#pragma omp simd reduction(+ : candidates)
+      for (int64_t j = 0; j < n; ++j) candidates += !(s[at + j] <= least);
+      if (candidates == 0) continue;
       for (int64_t j = at; j < at + n; ++j) {
         if (s[j] <= value[k - 1] || value[k - 1] != value[k - 1]) continue;
         int64_t place = k - 1;

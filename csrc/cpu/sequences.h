@@ -1,4 +1,4 @@
-// Queries and documents that are sequences of tokens, as the MaxSim operators are given them.
+// Queries and documents as sequences of tokens, and the checks of the MaxSim operators' arguments.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +9,15 @@
 
 namespace fastsim {
 
-// Sequences of tokens: the rows [starts[i], starts[i + 1]) of `rows`, those that `mask` keeps.
+// Sequences of tokens. The tokens of sequence i are the rows [starts[i], starts[i + 1]) of `rows`
+// that `mask` keeps; a null mask keeps all. tokens: the number of all rows.
 struct Sequences {
   Matrix rows;
   int64_t count, tokens;
   const int64_t* starts;
   const bool* mask;
 
-  // Appends the numbers of the rows of sequence i.
+  // Appends the row numbers of the tokens of sequence i.
   void append(int64_t i, std::vector<int64_t>& to) const {
     for (int64_t row = starts[i]; row < starts[i + 1]; ++row) {
       if (!mask || mask[row]) to.push_back(row);
@@ -24,13 +25,14 @@ struct Sequences {
   }
 };
 
-// name: of the starts; name_of_mask: of the mask.
+// Checks tensors and makes sequences of them. name: the argument that `starts` is. mask_name: that
+// of `mask`.
 inline Sequences sequences(const Tensor& rows, const Tensor& starts, const char* name,
-                           const Optional& mask, const char* name_of_mask) {
+                           const Optional& mask, const char* mask_name) {
   STD_TORCH_CHECK(rows.stride(1) == 1 || rows.size(1) == 1,
                   "fastsim: x, y: wanted the numbers of a row side by side");
   const int64_t tokens = rows.size(0), count = starts.numel() - 1;
-  const int64_t* first = input_of_most<int64_t>(starts, name, 1);
+  const int64_t* first = input_at_least<int64_t>(starts, name, 1);
   for (int64_t i = 0; i <= count; ++i) {
     STD_TORCH_CHECK(first[i] >= (i ? first[i - 1] : 0) && first[i] <= tokens,
                     "fastsim: ", name, ": wanted ascending tokens of ", tokens, ", got ", first[i],
@@ -38,28 +40,31 @@ inline Sequences sequences(const Tensor& rows, const Tensor& starts, const char*
   }
   STD_TORCH_CHECK(first[0] == 0 && first[count] == tokens, "fastsim: ", name,
                   ": wanted them from 0 to ", tokens, ", got ", first[0], " to ", first[count]);
-  return {matrix(rows), count, tokens, first, input<bool>(mask, name_of_mask, tokens)};
+  return {matrix(rows), count, tokens, first, input<bool>(mask, mask_name, tokens)};
 }
 
+// The number of rows of the longest sequence, at least 1.
 inline int64_t longest_of(const Sequences& s) {
   int64_t longest = 1;
   for (int64_t i = 0; i < s.count; ++i) longest = std::max(longest, s.starts[i + 1] - s.starts[i]);
   return longest;
 }
 
-// Of how many documents (B, K) has the scores of each query, or what is of their shape.
+// The number K of documents that each query is scored against: the second size of the scores (B, K)
+// or of a tensor of their shape. With `own` each query has K documents of its own.
 inline int64_t documents_of(const Tensor& scores, const char* name, const Sequences& x,
                             const Sequences& y, bool own) {
-  const int64_t each = scores.dim() == 2 ? scores.size(1) : -1;
-  if (each < 0 || scores.size(0) != x.count || (own ? x.count * each : each) != y.count) {
+  const int64_t documents = scores.dim() == 2 ? scores.size(1) : -1;
+  if (documents < 0 || scores.size(0) != x.count ||
+      (own ? x.count * documents : documents) != y.count) {
     refuse(name, scores, "a row for each of ", x.count, " queries, of ", y.count,
            own ? " documents in all" : " documents");
   }
-  return each;
+  return documents;
 }
 
-// Whether winners (K, P) are of int32, or else of int16, if that has a number for every token of a
-// document.
+// Checks winners (K, P), and returns whether they are int32. They may be int16 if int16 has a
+// number for every token of a document.
 inline bool check_winners(const Tensor& winners, int64_t documents, int64_t tokens,
                           const Sequences& y) {
   const bool wide = winners.scalar_type() == ScalarType::Int;

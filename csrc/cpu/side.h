@@ -1,4 +1,5 @@
-// One side of a matrix of scores: all of its rows as they are multiplied, and the way back.
+// One side of a score matrix: all of its rows as operands of products, and the gradient of the
+// input from theirs.
 #pragma once
 
 #include <cmath>
@@ -10,48 +11,48 @@
 
 namespace fastsim {
 
-// A sum that keeps what each addition rounds away (Neumaier 1974): a row's term may already be a
-// double, and long double is no wider than that on some platforms.
+// A sum that keeps what each addition rounds away (Neumaier 1974). A wider type would not do: a
+// term of a row may already be a double, and on some platforms long double is no wider than that.
 class Sum {
  public:
   void operator+=(double term) {
     const double next = sum_ + term;
-    const bool larger = std::abs(sum_) >= std::abs(term);
-    lost_ += larger ? (sum_ - next) + term : (term - next) + sum_;
+    const bool sum_is_larger = std::abs(sum_) >= std::abs(term);
+    lost_ += sum_is_larger ? (sum_ - next) + term : (term - next) + sum_;
     sum_ = next;
   }
   void operator-=(double term) { *this += -term; }
-  // Of a sum that is not finite, what was lost is not a number.
+  // If the sum is not finite, lost_ is NaN.
   operator double() const { return std::isfinite(lost_) ? sum_ + lost_ : sum_; }
 
  private:
   double sum_ = 0, lost_ = 0;
 };
 
-// The unit rows of x, or without `cosine` its rows as they are.
+// The unit rows of x, or without `cosine` the rows of x in the compute type.
 template <class T>
 class Side {
  public:
-  // memory: null, or what the unit rows may lie in. width: how many first numbers of the rows are
-  // meant.
+  // memory: where the rows may be written, (count, width), or null. width: the number of leading
+  // columns of x that are used.
   Side(const Tensor& x, bool cosine, T* memory = nullptr) : Side(x, x.size(1), cosine, memory) {}
   Side(const Tensor& x, int64_t width, bool cosine, T* memory)
       : count(x.size(0)), width(width), from_(matrix(x)), cosine_(cosine),
-        as_given_(!cosine && width == x.size(1) && has_type<T>(x) && x.is_contiguous()),
-        own_(as_given_ || memory ? 0 : count * width), inverse_(cosine ? count : 0),
-        rows_(as_given_ ? static_cast<const T*>(from_.data) : memory ? memory : own_) {
-    T* const made = memory ? memory : own_;
+        in_place_(!cosine && width == x.size(1) && has_type<T>(x) && x.is_contiguous()),
+        memory_(in_place_ || memory ? 0 : count * width), inverse_(cosine ? count : 0),
+        rows_(in_place_ ? static_cast<const T*>(from_.data) : memory ? memory : memory_) {
+    T* const target = memory ? memory : memory_;
     if (cosine) {
-      make_unit_rows<T>(from_, count, width, made, inverse_);
-    } else if (!as_given_) {
-      copy_rows(made);
+      make_unit_rows<T>(from_, count, width, target, inverse_);
+    } else if (!in_place_) {
+      copy_rows(target);
     }
   }
 
   operator const T*() const { return rows_; }
 
-  // dL/dx in the place of dL/drows, which may be where the unit rows were; returns
-  // sum_i row_i . drow_i where that is wanted, else 0.
+  // Replaces dL/drows in `grad` (count, width) by dL/dx. With `cosine`, `grad` may be the memory of
+  // the unit rows. Returns sum_i rows_i . (dL/drows)_i with `wants_sum`, otherwise 0.
   double finish(T* grad, bool wants_sum = false) const {
     if (cosine_) {
       const Scratch<T> dots(count);
@@ -62,10 +63,10 @@ class Side {
     const Scratch<double> dots(count);
     over(count, width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const T *row = rows_ + i * width, *of_row = grad + i * width;
+        const T *row = rows_ + i * width, *grad_row = grad + i * width;
         double dot = 0;
 #pragma omp simd reduction(+ : dot)
-        for (int64_t k = 0; k < width; ++k) dot += double(row[k]) * double(of_row[k]);
+        for (int64_t k = 0; k < width; ++k) dot += double(row[k]) * double(grad_row[k]);
         dots[i] = dot;
       }
     });
@@ -92,8 +93,8 @@ class Side {
   }
 
   const Matrix from_;
-  const bool cosine_, as_given_;  // as_given: they are multiplied where they lie
-  const Scratch<T> own_, inverse_;
+  const bool cosine_, in_place_;  // in_place: products read x itself
+  const Scratch<T> memory_, inverse_;
   const T* const rows_;
 };
 

@@ -1,6 +1,6 @@
-// The operators of a sweep over prefixes (fastsim/engine/sweep.py). sweep_<kernel> is a kernel over
-// the pairs of a block, of all widths: all that happens to a row of scores happens while the row of
-// each width is in cache.
+// The operators of a sweep over prefixes (the terms: fastsim/engine/sweep.py). The operator
+// sweep_<kernel> runs a kernel over the pairs of a block for all widths of the sweep. All steps on
+// a row of scores, for all widths, happen while the row is in cache.
 
 #include <algorithm>
 #include <vector>
@@ -15,9 +15,9 @@ namespace fastsim {
 
 namespace {
 
-// What each width has for the rows or columns of a block; null: nothing.
+// An array for each width, with a number for each row or column of a block. Null data: not given.
 template <class T>
-struct ByWidth {
+struct PerWidth {
   T* data = nullptr;
   int64_t stride = 0;
 
@@ -25,9 +25,10 @@ struct ByWidth {
   T* operator[](int64_t k) const { return data ? data + k * stride : nullptr; }
 };
 
+// The PerWidth of a tensor (widths, count), which is checked, or of None.
 template <class T>
-ByWidth<T> by_width(const Optional& given, const char* name, int64_t widths, int64_t count,
-                    ScalarType type) {
+PerWidth<T> per_width(const Optional& given, const char* name, int64_t widths, int64_t count,
+                      ScalarType type) {
   if (!given) return {};
   if (given->scalar_type() != type || given->dim() != 2 || given->size(0) != widths ||
       given->size(1) != count || given->stride(1) != 1) {
@@ -37,16 +38,23 @@ ByWidth<T> by_width(const Optional& given, const char* name, int64_t widths, int
   return {static_cast<T*>(given->mutable_data_ptr()), given->stride(0)};
 }
 
-// What a sweep has beside the panels (widths, rows, columns) of a kernel: the ratios of rows and
-// columns from a width to the next; which rows and columns are zeros in a width, whose scores have
-// no gradient; and of the widths but the last, where what a longer one's score gradients are to
-// those of a row or column is added up, each times the score. With these, the panels' score
-// gradients are carried to shorter widths.
+// The arguments of a sweep beside the panels (widths, rows, columns), and their schema.
 //
-// x and y: the operands of the products; grad_x and grad_y: what becomes of the score gradients
-// (SweepProducts). Without x the caller makes all products. filled: the panels have those of own
-// columns already. whole_rows: the kernel needs whole rows, and a part is the block. Panels may be of
-// the block's first rows alone, or of none: memory of a part serves the others.
+// row_ratios, column_ratios: (widths - 1, rows or columns), the factors of a width's scores in
+// those of the next width. row_zeros, column_zeros: (widths, rows or columns), whether the prefix
+// of the row or column is zero; its scores have no gradient then. row_dots, column_dots: (widths -
+// 1, rows or columns), to which the products of a width's scores with what the next longer width
+// adds to their gradients are added. If these are given, the score gradients are carried to the
+// shorter widths.
+//
+// x, y: the operands of the products for each width; without x the caller computes all products.
+// grad_x, grad_y, first_rows, first_columns: the gradients, computed from the score gradients, as
+// in SweepProducts.
+//
+// filled: the panels hold the products of the widths' own columns already. whole_rows: the kernel
+// needs whole rows, so the whole block is one part.
+//
+// The panels may cover only the first rows of the block, or none. All other parts share one memory.
 #define SWEEP_SCHEMA                                                                   \
   "Tensor? row_ratios, Tensor? column_ratios, "                                        \
   "Tensor? row_zeros, Tensor? column_zeros, Tensor(row_dots!)? row_dots, "             \
@@ -75,7 +83,8 @@ SweepArguments take_sweep(Stack& from) {
           .whole_rows = from.take<bool>()};
 }
 
-// Panels of one size, that of a block, or of a part of it at a time.
+// The panels of all widths, of a block or a part of it. row0, column0: the row and column of the
+// block that the panels begin at.
 template <class T>
 struct Panels {
   T* data = nullptr;
@@ -86,24 +95,26 @@ struct Panels {
   }
 };
 
+// The sizes of a sweep over a block, and the factors, zeros and sums that its rows and columns
+// have.
 template <class T>
 struct Sweep {
   int64_t widths, rows, columns;
-  ByWidth<const T> row_ratios, column_ratios;
-  ByWidth<const bool> row_zeros, column_zeros;
-  ByWidth<double> row_dots, column_dots;
+  PerWidth<const T> row_ratios, column_ratios;
+  PerWidth<const bool> row_zeros, column_zeros;
+  PerWidth<double> row_dots, column_dots;
 
   Sweep(const SweepArguments& from, int64_t widths, int64_t rows, int64_t columns)
       : widths(widths), rows(rows), columns(columns) {
-    row_ratios = by_width<const T>(from.row_ratios, "row_ratios", widths - 1, rows, kTypeOf<T>);
+    row_ratios = per_width<const T>(from.row_ratios, "row_ratios", widths - 1, rows, kTypeOf<T>);
     column_ratios =
-        by_width<const T>(from.column_ratios, "column_ratios", widths - 1, columns, kTypeOf<T>);
-    row_zeros = by_width<const bool>(from.row_zeros, "row_zeros", widths, rows, ScalarType::Bool);
+        per_width<const T>(from.column_ratios, "column_ratios", widths - 1, columns, kTypeOf<T>);
+    row_zeros = per_width<const bool>(from.row_zeros, "row_zeros", widths, rows, ScalarType::Bool);
     column_zeros =
-        by_width<const bool>(from.column_zeros, "column_zeros", widths, columns, ScalarType::Bool);
-    row_dots = by_width<double>(from.row_dots, "row_dots", widths - 1, rows, ScalarType::Double);
+        per_width<const bool>(from.column_zeros, "column_zeros", widths, columns, ScalarType::Bool);
+    row_dots = per_width<double>(from.row_dots, "row_dots", widths - 1, rows, ScalarType::Double);
     column_dots =
-        by_width<double>(from.column_dots, "column_dots", widths - 1, columns, ScalarType::Double);
+        per_width<double>(from.column_dots, "column_dots", widths - 1, columns, ScalarType::Double);
     STD_TORCH_CHECK(bool(row_ratios) == bool(column_ratios) &&
                         bool(row_dots) == bool(column_dots) &&
                         bool(row_zeros) == bool(column_zeros),
@@ -114,49 +125,56 @@ struct Sweep {
   const T* ratios(int64_t k, int64_t at) const {
     return column_ratios ? column_ratios[k] + at : nullptr;
   }
+  // Whether score gradients are carried to shorter widths.
   bool carries() const { return bool(row_dots); }
 
+  // Where the dots of the columns from `at` on are added.
   ColumnTotals dots_of_columns(int64_t at) const {
     return {column_dots.data + at, widths - 1, column_dots.stride};
   }
 
-  void without_gradient(T* score_grads, int64_t k, int64_t row, int64_t at, int64_t n) const {
+  // Sets the score gradients of row `row` and the columns [at, at + n) to 0 where the prefix of the
+  // row or of the column is zero.
+  void clear_gradients_of_zeros(T* score_grads, int64_t k, int64_t row, int64_t at,
+                                int64_t n) const {
     const bool *zeros = column_zeros[k] + at, zero = row_zeros[k][row];
     for (int64_t j = 0; j < n; ++j) score_grads[j] = zero || zeros[j] ? T(0) : score_grads[j];
   }
 
-  // The columns [at, at + n) of one row through all widths; kernel(k, scores) does to those of one
-  // what the loss does: where the products were, or in `copy`, memory for n, if they are to stay.
-  // `scores` is memory for n of every width, `dots` that of the dots of these columns, those of a
-  // width `dots_stride` from those of the next. next: as of `ask_for`.
+  // Takes the columns [at, at + n) of one row through all widths. kernel(k, scores) applies the
+  // loss to the scores of width k. These are in place of the products or, if the products are to
+  // stay, in `copy`, memory for n numbers. scores: memory for n numbers per width. dots: where the
+  // dots of these columns are added, those of one width `dots_stride` from those of the next. next:
+  // as in `prefetch_ahead`.
   template <class F>
   void run(const Panels<T>& panels, int64_t row, int64_t at, int64_t n, int64_t next,
            const F& kernel, T* scores, T* copy, T* dots, int64_t dots_stride) const {
-    const auto& k_ = kernels().of<T>();
+    const auto& table = kernels().of<T>();
     for (int64_t k = 0; k < widths; ++k) {
-      T *own = panels.at(k, row, at), *of_width = scores + k * n, *out = copy ? copy : own;
-      k_.scores_of_width(own, k ? of_width - n : nullptr, of_width, out, n,
-                         k ? ratio(k - 1, row) : T(1), k ? ratios(k - 1, at) : nullptr, next);
+      T *own = panels.at(k, row, at), *width_scores = scores + k * n, *out = copy ? copy : own;
+      table.scores_of_width(own, k ? width_scores - n : nullptr, width_scores, out, n,
+                            k ? ratio(k - 1, row) : T(1), k ? ratios(k - 1, at) : nullptr, next);
       kernel(k, out);
-      if (carries() && row_zeros) without_gradient(out, k, row, at, n);
+      if (carries() && row_zeros) clear_gradients_of_zeros(out, k, row, at, n);
     }
     if (!carries()) return;
     for (int64_t k = widths - 2; k >= 0; --k) {
-      k_.carry_row(panels.at(k, row, at), panels.at(k + 1, row, at), scores + k * n, n,
-                   ratio(k, row), ratios(k, at), row_dots[k] + row, dots + k * dots_stride);
+      table.carry_row(panels.at(k, row, at), panels.at(k + 1, row, at), scores + k * n, n,
+                      ratio(k, row), ratios(k, at), row_dots[k] + row, dots + k * dots_stride);
     }
   }
 };
 
-// Columns of a row that go through all widths at once where a kernel takes parts: what a group of
-// rows has of them all stays in the first cache.
+// The number of columns of a row that go through all widths together, for a kernel that takes parts
+// of rows. Few enough that L1 holds what a group of rows needs of them, for all widths.
 constexpr int64_t kPart = 512;
 
-// Rows and columns of a part of a block: few enough to stay in a near cache, enough for long sums
-// in the products.
+// The rows and columns of a part of a block: few enough that the part stays in a near cache, and
+// enough that the sums of the products are long.
 constexpr int64_t kPartRows = 360, kPartColumns = 512;
 
-// `count` columns of a block from `at` on, of one row, where its scores are.
+// The columns [at, at + count) of a block. The stride is 0: `scores` then holds a single row,
+// whatever the row's number.
 template <class T>
 Block<T> part_of_columns(Block<T> b, int64_t at, int64_t count) {
   b = b.from_column(at);
@@ -165,74 +183,82 @@ Block<T> part_of_columns(Block<T> b, int64_t at, int64_t count) {
   return b;
 }
 
-// All that happens to a part of a block between the products.
+// The steps on a part of a block between the products of its scores and those of its score
+// gradients.
 template <class Kernel, class T, class Fields>
 class PartOfSweep {
  public:
-  // panels: where the scores of the part are; fields: of each width. fills: from the first products
-  // on; in_cache: where the panels are then.
+  // panels: the memory of the part's scores. fields: the kernel's arguments for each width. fills:
+  // whether `run` first computes the products, a group of rows at a time. in_cache: whether the
+  // panels are in a near cache, so that no row need be prefetched.
   PartOfSweep(const Sweep<T>& sweep, const Panels<T>& panels, const Block<T>& b,
-              const std::vector<Fields>& fields, const Part& part, const SumsOfColumns& sums,
+              const std::vector<Fields>& fields, const Part& part, const ColumnSums& sums,
               const SweepProducts<T>& products, bool fills, bool in_cache)
       : sweep_(sweep), panels_(panels), b_(b), fields_(fields), part_(part), sums_(sums),
         products_(products), fills_(fills), in_cache_(in_cache),
         targeted_(b.dense.data || b.row_groups),
-        most_(Kernel::shares == Each::parts ? std::min(kPart, part.columns) : part.columns) {}
+        columns_at_once_(Kernel::pass_kind == PassKind::parts ? std::min(kPart, part.columns)
+                                                              : part.columns) {}
 
   void run() const {
     const int64_t widths = sweep_.widths;
-    over_groups<T>(part_.rows, part_.columns, widths * part_.columns, totals(), [&] {
-      return [this, memory = Memory(widths, most_), fields = fields_](
-                 int64_t begin, int64_t end, T* of_rows) mutable {
+    over_row_groups<T>(part_.rows, part_.columns, widths * part_.columns, totals(), [&] {
+      return [this, memory = Memory(widths, columns_at_once_), fields = fields_](
+                 int64_t begin, int64_t end, T* group_sums) mutable {
         if (fills_) fill({begin, end});
-        for (int64_t at = 0; at < part_.columns; at += most_) {
-          run_columns(at, {begin, end}, of_rows, memory, fields);
+        for (int64_t at = 0; at < part_.columns; at += columns_at_once_) {
+          run_columns(at, {begin, end}, group_sums, memory, fields);
         }
       };
     });
   }
 
  private:
-  static constexpr bool kSums = has_sums<Fields>;  // and the products stay where they are
+  // If so, the products stay in the panels, and the kernel works on copies of the scores.
+  static constexpr bool kHasColumnSums = has_column_sums<Fields>;
 
-  // Of a thread, for `most` columns.
+  // The memory of a thread for `columns` columns.
   struct Memory {
-    Memory(int64_t widths, int64_t most)
-        : all((widths + 1 + kSums) * most), targets(all + widths * most),
-          copy(kSums ? targets + most : nullptr) {}
+    Memory(int64_t widths, int64_t columns)
+        : all((widths + 1 + kHasColumnSums) * columns), targets(all + widths * columns),
+          copy(kHasColumnSums ? targets + columns : nullptr) {}
 
-    const Scratch<T> all;  // first the scores of each width
+    const Scratch<T> all;  // begins with the scores of all widths
     T *targets, *copy;
   };
 
+  // Where the sums of columns are added: the kernel's, or the dots.
   ColumnTotals totals() const {
-    if (kSums) return {sums_.data + part_.column, sweep_.widths, sums_.by_width};
+    if (kHasColumnSums) return {sums_.data + part_.column, sweep_.widths, sums_.width_stride};
     return sweep_.carries() ? sweep_.dots_of_columns(part_.column) : ColumnTotals{};
   }
 
+  // Computes the products of some rows of the part.
   void fill(Range rows) const {
     const auto first = [&](int64_t k) { return panels_.at(k, part_.row, part_.column); };
     products_.fill(part_, rows, first, panels_.row_stride);
   }
 
-  // The columns of the part from `at` on, as many as there is memory for, of some of its rows.
-  void run_columns(int64_t at, Range rows, T* of_rows, const Memory& memory,
+  // Takes columns of the part from `at` on, as many as there is memory for, through all widths, for
+  // some of the part's rows.
+  void run_columns(int64_t at, Range rows, T* group_sums, const Memory& memory,
                    std::vector<Fields>& fields) const {
-    const int64_t first = part_.column + at, n = std::min(most_, part_.columns - at);
-    Block<T> of_part = part_of_columns(b_, first, n);
-    if (targeted_) of_part.dense = {memory.targets, kDtypeOf<T>, 0, 1};
+    const int64_t first = part_.column + at, n = std::min(columns_at_once_, part_.columns - at);
+    Block<T> part_block = part_of_columns(b_, first, n);
+    if (targeted_) part_block.dense = {memory.targets, kDtypeOf<T>, 0, 1};
     for (int64_t k = 0; k < sweep_.widths; ++k) {
-      fields[k] = with_sums(from_column(fields_[k], first), of_rows + k * part_.columns + at);
+      fields[k] = with_column_sums(from_column(fields_[k], first),
+                                   group_sums + k * part_.columns + at);
     }
-    const auto kernel = Kernel::template of<T>();
+    const auto kernel = Kernel::template function<T>();
     for (int64_t row = part_.row + rows.begin, end = part_.row + rows.end; row < end; ++row) {
       if (targeted_) kernels().of<T>().load_targets(b_, row, first, n, memory.targets);
       const auto run = [&](int64_t k, T* scores) {
-        of_part.scores = scores;
-        kernel(of_part, fields[k], row, row + 1);
+        part_block.scores = scores;
+        kernel(part_block, fields[k], row, row + 1);
       };
       const int64_t next = !in_cache_ && row + 1 < end ? panels_.row_stride : 0;
-      sweep_.run(panels_, row, first, n, next, run, memory.all, memory.copy, of_rows + at,
+      sweep_.run(panels_, row, first, n, next, run, memory.all, memory.copy, group_sums + at,
                  part_.columns);
     }
   }
@@ -242,66 +268,67 @@ class PartOfSweep {
   const Block<T>& b_;
   const std::vector<Fields>& fields_;
   const Part& part_;
-  const SumsOfColumns& sums_;
+  const ColumnSums& sums_;
   const SweepProducts<T>& products_;
   const bool fills_, in_cache_, targeted_;
-  const int64_t most_;  // columns at a time
+  const int64_t columns_at_once_;  // columns of a row that go through all widths together
 };
 
-// The kernel over the columns of each width, which has no part in the products.
+// Runs a kernel over the columns of each width. Such a kernel has no products before or after it.
 template <class Kernel, class T, class Fields>
 void run_over_columns(const Panels<T>& panels, const Block<T>& b,
                       const std::vector<Fields>& fields) {
   over(b.columns, b.rows * panels.widths, [&](int64_t begin, int64_t end) {
     for (int64_t k = 0; k < panels.widths; ++k) {
-      Block<T> of_width = b;
-      of_width.scores = panels.at(k, 0, 0);
-      Kernel::template of<T>()(of_width, fields[k], begin, end);
+      Block<T> width_block = b;
+      width_block.scores = panels.at(k, 0, 0);
+      Kernel::template function<T>()(width_block, fields[k], begin, end);
     }
   });
 }
 
-// The kernel over the rows of each width, and the products before and after it, part by part.
-// panels: of the block's first `kept` rows.
+// Runs a kernel over the rows of each width, with the products before and after it, part by part.
+// panels: those of the block's first `panel_rows` rows.
 template <class Kernel, class T, class Fields>
-void run_over_parts(const SweepArguments& given, const Panels<T>& panels, int64_t kept,
+void run_over_parts(const SweepArguments& given, const Panels<T>& panels, int64_t panel_rows,
                     const Block<T>& b, const std::vector<Fields>& fields,
-                    const SumsOfColumns& sums) {
+                    const ColumnSums& sums) {
   const int64_t widths = panels.widths;
   const bool whole_rows = given.whole_rows || Kernel::needs.positives;
-  const bool has_products = !given.x.empty(), parts = has_products && !whole_rows;
+  const bool has_products = !given.x.empty(), in_parts = has_products && !whole_rows;
   const Sweep<T> sweep(given, widths, b.rows, b.columns);
-  STD_TORCH_CHECK(!has_sums<Fields> || !sweep.carries(),
+  STD_TORCH_CHECK(!has_column_sums<Fields> || !sweep.carries(),
                   "fastsim: ", Kernel::name, ": wanted column_sums or column_dots, got both");
-  const int64_t wide = parts ? std::min(b.columns, kPartColumns) : b.columns;
-  const int64_t tall = parts ? even_part(b.rows, kPartRows, kSumRows) : b.rows;
-  const int64_t odd = wide + kAligned / int64_t(sizeof(T));
-  const Scratch<T> memory(kept < b.rows ? widths * tall * odd : 0);
+  const int64_t wide = in_parts ? std::min(b.columns, kPartColumns) : b.columns;
+  const int64_t tall = in_parts ? even_part(b.rows, kPartRows, kSumRows) : b.rows;
+  const int64_t row_stride = wide + kAligned / int64_t(sizeof(T));
+  const Scratch<T> memory(panel_rows < b.rows ? widths * tall * row_stride : 0);
   const SweepProducts<T> products({given.x, "x", widths, b.rows}, {given.y, "y", widths, b.columns},
                                   {given.grad_x, "grad_x", widths, b.rows},
                                   {given.grad_y, "grad_y", widths, b.columns}, given.first_rows,
-                                  given.first_columns, parts ? wide : 0);
+                                  given.first_columns, in_parts ? wide : 0);
   if (b.rows == 0 || b.columns == 0) return products.clear(b.rows, b.columns);
-  const int64_t filled = given.filled || !has_products ? kept : 0;
+  const int64_t filled = given.filled || !has_products ? panel_rows : 0;
   for (int64_t column = 0; column < b.columns; column += wide) {
     const int64_t columns = std::min(wide, b.columns - column);
-    if (parts && filled < b.rows) products.pack(column, columns);
+    if (in_parts && filled < b.rows) products.pack(column, columns);
     for (int64_t row = 0, end; row < b.rows; row = end) {
-      end = std::min(row + tall, row < kept ? kept : b.rows);
+      end = std::min(row + tall, row < panel_rows ? panel_rows : b.rows);
       const Part part{row, end - row, column, columns};
-      const Panels<T> of_part{memory, widths, tall * odd, odd, row, column};
-      const Panels<T> here = row < kept ? panels : of_part;
-      const auto scores = [&](int64_t k) { return here.at(k, row, column); };
+      const Panels<T> memory_panels{memory, widths, tall * row_stride, row_stride, row, column};
+      const Panels<T> part_panels = row < panel_rows ? panels : memory_panels;
+      const auto scores = [&](int64_t k) { return part_panels.at(k, row, column); };
       const bool fills = row >= filled;
-      if (fills && !parts) products.fill(part, scores, here.row_stride);
-      PartOfSweep<Kernel, T, Fields>(sweep, here, b, fields, part, sums, products, fills && parts,
-                                     parts && row >= kept)
+      if (fills && !in_parts) products.fill(part, scores, part_panels.row_stride);
+      PartOfSweep<Kernel, T, Fields>(sweep, part_panels, b, fields, part, sums, products,
+                                     fills && in_parts, in_parts && row >= panel_rows)
           .run();
-      if (products.multiplies()) products.multiply(part, scores, here.row_stride);
+      if (products.multiplies()) products.multiply(part, scores, part_panels.row_stride);
     }
   }
 }
 
+// The operator sweep_<kernel>.
 template <class Kernel>
 void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
   Stack from(stack);
@@ -309,24 +336,25 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
   const SweepArguments given = take_sweep(from);
   const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
   const PairArguments pairs = take_pairs(from);
-  STD_TORCH_CHECK(!pairs.seen, "fastsim: seen: wanted none in a sweep, which counts nothing");
-  const typename Kernel::Given given_fields{from};
+  STD_TORCH_CHECK(!pairs.row_metrics,
+                  "fastsim: row_metrics: wanted none in a sweep, which counts nothing");
+  const typename Kernel::Arguments given_fields{from};
   with_type(given_panels, "panels", [&](auto type) {
     using T = decltype(type);
     if (given_panels.dim() != 3 || given_panels.stride(2) != 1 || given_panels.size(0) == 0) {
       refuse("panels", given_panels, "row-major panels (widths, rows, columns)");
     }
-    const int64_t widths = given_panels.size(0), kept = given_panels.size(1);
+    const int64_t widths = given_panels.size(0), panel_rows = given_panels.size(1);
     const bool has_products = !given.x.empty();
     STD_TORCH_CHECK(has_products == !given.y.empty(), "fastsim: x, y: wanted both or neither");
     Block<T> b{};
     b.row0 = row0;
     b.column0 = column0;
-    b.rows = has_products ? given.x[0].size(0) : kept;
+    b.rows = has_products ? given.x[0].size(0) : panel_rows;
     b.columns = has_products ? given.y[0].size(0) : given_panels.size(2);
-    STD_TORCH_CHECK(kept == 0 || (kept <= b.rows && given_panels.size(2) == b.columns),
+    STD_TORCH_CHECK(panel_rows == 0 || (panel_rows <= b.rows && given_panels.size(2) == b.columns),
                     "fastsim: panels: wanted rows of the block, which is (", b.rows, ", ",
-                    b.columns, "), got ", shown(given_panels));
+                    b.columns, "), got ", describe(given_panels));
     take_pairs(pairs, b);
     check_needs(b, Kernel::needs, Kernel::name);
     const Panels<T> panels{static_cast<T*>(given_panels.mutable_data_ptr()), widths,
@@ -335,13 +363,13 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
     Extent extent{b.rows, b.columns, widths};
     std::vector<decltype(fields_of<T>(given_fields, extent))> fields;
     for (; extent.k < widths; ++extent.k) fields.push_back(fields_of<T>(given_fields, extent));
-    if constexpr (Kernel::shares == Each::columns) {
-      STD_TORCH_CHECK(kept == b.rows, "fastsim: panels: wanted those of all rows, got ",
-                      shown(given_panels));
+    if constexpr (Kernel::pass_kind == PassKind::columns) {
+      STD_TORCH_CHECK(panel_rows == b.rows, "fastsim: panels: wanted those of all rows, got ",
+                      describe(given_panels));
       run_over_columns<Kernel>(panels, b, fields);
     } else {
-      const SumsOfColumns sums = sums_of(given_fields, {b.rows, b.columns, widths});
-      run_over_parts<Kernel>(given, panels, kept, b, fields, sums);
+      const ColumnSums sums = column_sums_of(given_fields, {b.rows, b.columns, widths});
+      run_over_parts<Kernel>(given, panels, panel_rows, b, fields, sums);
     }
   });
 }
@@ -349,10 +377,10 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
 std::vector<Operator> operators() {
   return {
 #define FUNCTION(...)
-#define PAIRS_KERNEL(name, Fields, each, needs, ...)                               \
+#define PAIRS_KERNEL(name, Fields, pass, needs, ...)                               \
   {"sweep_" #name "(Tensor(panels!) panels, " SWEEP_SCHEMA "int row0, int column0, " \
    PAIRS_SCHEMA __VA_ARGS__ ") -> ()",                                             \
-   run_sweep<Of##Fields>},
+   run_sweep<Fields##Operator>},
 #include "schemas.inc"
 #include "kernels.inc"
   };

@@ -1,4 +1,4 @@
-// What a row of scores goes through in a sweep over prefixes (fastsim/engine/sweep.py).
+// What happens to a row of scores in a sweep over prefixes (the terms: fastsim/engine/sweep.py).
 #pragma once
 
 #include "isa.h"
@@ -6,15 +6,16 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// The scores of a prefix: the products of its own columns and the share of the next shorter one's
-// scores, `shorter`, times `ratio` and `ratios` of row and columns (null: as they are; of the first
-// prefix there is none). `out`, which may be where the products are, gets them too. next: as of
-// `ask_for`, in the products.
+// Computes the scores of a row for one prefix: the products of its own columns, `own`, plus the
+// scores of the next shorter prefix, `shorter`, times `ratio` of the row and `ratios` of the
+// columns. Null `shorter`: there is no shorter prefix. Null `ratios`: all factors are 1. The scores
+// are written to `scores` and to `out`, which may be `own`. next: as in `prefetch_ahead`, for
+// `own`.
 template <class T>
 void scores_of_width(const T* own, const T* shorter, T* scores, T* out, int64_t columns, T ratio,
                      const T* ratios, int64_t next) {
   for_chunks(0, columns, [&](int64_t at, int64_t n) {
-    ask_for(own + at, next, n);
+    prefetch_ahead(own + at, next, n);
     if (!shorter) {
 #pragma omp simd
       for (int64_t j = at; j < at + n; ++j) scores[j] = out[j] = own[j];
@@ -30,9 +31,10 @@ void scores_of_width(const T* own, const T* shorter, T* scores, T* out, int64_t 
   });
 }
 
-// Adds to the score gradients of a prefix what those of the next longer one are to it: times
-// `ratio` and `ratios` of row and columns (null: 1). With these, the row's `dot` and the columns'
-// `dots` get what is added times the prefix's scores.
+// Adds to the score gradients `to` of a prefix those of the next longer prefix, `from`, times
+// `ratio` of the row and `ratios` of the columns (null: all factors are 1). If there are ratios,
+// the products of what is added and the scores of the prefix are summed too: over the row in `dot`,
+// and by column in `dots`.
 template <class T>
 void carry_row(T* to, const T* from, const T* scores, int64_t columns, T ratio, const T* ratios,
                double* dot, T* dots) {
@@ -48,7 +50,7 @@ void carry_row(T* to, const T* from, const T* scores, int64_t columns, T ratio, 
     for (int64_t j = at; j < at + n; ++j) {
       const T carried = from[j] * (ratio * ratios[j]);
       to[j] += carried;
-      part += carried * scores[j];  // `fused` is no sum to clang
+      part += carried * scores[j];  // clang does not take `fused` for a sum
       dots[j] = fused(carried, scores[j], dots[j]);
     }
     sum += part;

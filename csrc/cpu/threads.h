@@ -1,4 +1,4 @@
-// Work shared out over torch's threads.
+// Divides work among torch's threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -11,32 +11,39 @@
 
 namespace fastsim {
 
-// Elements, and multiply-adds of a product, that a thread should have before it is worth waking.
+// The least number of elements, and of multiply-adds of a product, that are worth waking a thread
+// for.
 constexpr int64_t kGrain = 1 << 15, kProductGrain = 1 << 19;
 
-inline int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
+// count / size, rounded up.
+inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-// Parts of `count`, as even as multiples of `step` are, no larger than `most`.
-inline int64_t even_part(int64_t count, int64_t most, int64_t step) {
-  const int64_t parts = std::max<int64_t>(1, tiles(count, most));
-  return std::min(count, tiles(tiles(count, parts), step) * step);
+// The size of the parts that `count` is cut into: as even as multiples of `step` can be, and at
+// most `largest`, where that is a multiple of `step`.
+inline int64_t even_part(int64_t count, int64_t largest, int64_t step) {
+  const int64_t parts = std::max<int64_t>(1, ceil_div(count, largest));
+  return std::min(count, ceil_div(ceil_div(count, parts), step) * step);
 }
 
-// Calls f(begin, end) for pieces of [0, count), at once in several threads; what comes of it must
-// not depend on how the whole is cut. Each thread has a share of its own. A piece is half of what is
-// left of it: few pieces are faster, and the last ones are so small that no thread waits long for
-// another. A thread that has done its own takes pieces that others have not begun, so that one that is
-// held up, by another program or a slower core, does not hold up the rest.
-// least: what a thread should have at least; piece: what a piece should, where that is more.
+// Calls f(begin, end) for pieces of [0, count), in several threads at once. The result must not
+// depend on how the range is cut. Each thread owns an equal share. Each piece is half of what is
+// left of a share: a few pieces are faster than many, and the last ones are so small that no thread
+// waits long for another. A thread that has finished its own share takes pieces that other threads
+// have not begun, so that a thread held up by another program or a slower core does not hold up the
+// rest.
+//
+// min_share: the least size of a thread's share. min_piece: the least size of a piece, if that is
+// more.
 template <class F>
-void share_out(int64_t count, int64_t least, const F& f, int64_t piece = 1) {
+void share_out(int64_t count, int64_t min_share, const F& f, int64_t min_piece = 1) {
   constexpr int64_t kMostPieces = 6;
-  const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), tiles(count, least));
+  const int64_t threads =
+      std::min<int64_t>(torch::stable::get_num_threads(), ceil_div(count, min_share));
   if (threads < 2) {
     if (count > 0) f(int64_t(0), count);
     return;
   }
-  const int64_t smallest = std::max(least, piece);
+  const int64_t smallest = std::max(min_share, min_piece);
   int64_t pieces = 1;
   while (pieces < kMostPieces && (count / threads) >> pieces >= smallest) ++pieces;
   std::vector<std::atomic<int64_t>> begun(threads);
@@ -44,28 +51,34 @@ void share_out(int64_t count, int64_t least, const F& f, int64_t piece = 1) {
     for (int64_t k = 0; k < threads; ++k) {
       const int64_t owner = (first + k) % threads;
       const int64_t begin = count * owner / threads, end = count * (owner + 1) / threads;
-      // Where a piece begins, and the one before it ends.
-      const auto start = [&](int64_t at) { return at < pieces ? end - ((end - begin) >> at) : end; };
-      for (int64_t next; (next = begun[owner].fetch_add(1)) < pieces;) f(start(next), start(next + 1));
+      // Where piece `at` begins and the piece before it ends.
+      const auto start = [&](int64_t at) {
+        return at < pieces ? end - ((end - begin) >> at) : end;
+      };
+      for (int64_t next; (next = begun[owner].fetch_add(1)) < pieces;) {
+        f(start(next), start(next + 1));
+      }
     }
   });
 }
 
-// The same of `count` rows or columns; cost: the elements of one.
+// Calls f(begin, end) for pieces of `count` rows or columns, as `share_out` does. cost: the number
+// of elements of one of them.
 template <class F>
 void over(int64_t count, int64_t cost, const F& f) {
   share_out(count, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cost)), f);
 }
 
-// The same of rows of a product, whole register tiles of them: f(rows). cost: the multiply-adds of a
-// row, of no depth none; piece: tiles.
+// Calls f(rows) for pieces of the rows of a product, as `share_out` does. A piece consists of whole
+// register tiles. cost: the multiply-adds of a row, 0 if the product has no depth. min_piece: in
+// tiles.
 template <class F>
-void over_tiles(int64_t rows, int64_t cost, const F& f, int64_t piece = 1) {
+void over_tiles(int64_t rows, int64_t cost, const F& f, int64_t min_piece = 1) {
   const auto run = [&](int64_t begin, int64_t end) {
     f(Range{begin * kTileRows, std::min(rows, end * kTileRows)});
   };
-  const int64_t of_tile = kTileRows * std::max<int64_t>(1, cost);
-  share_out(tiles(rows, kTileRows), 1 + kProductGrain / of_tile, run, piece);
+  const int64_t tile_cost = kTileRows * std::max<int64_t>(1, cost);
+  share_out(ceil_div(rows, kTileRows), 1 + kProductGrain / tile_cost, run, min_piece);
 }
 
 }  // namespace fastsim

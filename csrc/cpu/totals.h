@@ -1,4 +1,5 @@
-// What is added up over batches and ranks of what observe.h counted in each row.
+// The totals of a batch for `fastsim.metrics`: sums of the row metrics (row_metrics.h) that can be
+// added up over batches and ranks.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +11,14 @@
 
 namespace fastsim {
 
-// The numbers of a row (SEEN in fastsim/batch_metrics.py), and their sums, as TOTALS there.
-struct Seen {
-  double highest_negative, highest_positive, negative_sum, negatives, positive_sum, positives, by_id,
-      by_score;
+// The metrics of a row, in the order of ROW_METRICS in fastsim/batch_metrics.py.
+struct RowMetrics {
+  double highest_negative, highest_positive, negative_sum, negatives, positive_sum, positives,
+      by_id, by_score;
 };
-static_assert(sizeof(Seen) == kObserved * sizeof(double));
+static_assert(sizeof(RowMetrics) == kRowMetrics * sizeof(double));
 
+// The totals of all rows, in the order of TOTALS in fastsim/batch_metrics.py.
 struct Totals {
   double rows, hits, rows_with_positive, hardest_sum, rows_with_negative, negative_sum, negatives,
       positive_sum, positives, by_id, by_score, squared_distances, distances, row_potential,
@@ -24,32 +26,33 @@ struct Totals {
 };
 constexpr int64_t kTotals = sizeof(Totals) / sizeof(double);
 
-// Adds the numbers of so many rows; cosine: whether scores are cosines, and say what distances are.
-inline void add_rows(Totals& t, const double* numbers, int64_t rows, bool cosine) {
-  const Seen* seen = reinterpret_cast<const Seen*>(numbers);
+// Adds the metrics (rows, kRowMetrics) of rows to the totals. cosine: whether scores are cosines;
+// only then do they give distances.
+inline void add_rows(Totals& t, const double* row_metrics, int64_t rows, bool cosine) {
+  const RowMetrics* metrics_of_rows = reinterpret_cast<const RowMetrics*>(row_metrics);
   t.rows += rows;
   for (int64_t i = 0; i < rows; ++i) {
-    const Seen& s = seen[i];
-    const bool some = s.positives > 0, other = s.negatives > 0;
-    t.hits += some && s.highest_positive > s.highest_negative;
-    t.rows_with_positive += some;
-    t.hardest_sum += other ? s.highest_negative : 0;
-    t.rows_with_negative += other;
-    t.negative_sum += s.negative_sum;
-    t.negatives += s.negatives;
-    t.positive_sum += s.positive_sum;
-    t.positives += s.positives;
-    t.by_id += s.by_id;
-    t.by_score += s.by_score;
+    const RowMetrics& row = metrics_of_rows[i];
+    const bool has_positive = row.positives > 0, has_negative = row.negatives > 0;
+    t.hits += has_positive && row.highest_positive > row.highest_negative;
+    t.rows_with_positive += has_positive;
+    t.hardest_sum += has_negative ? row.highest_negative : 0;
+    t.rows_with_negative += has_negative;
+    t.negative_sum += row.negative_sum;
+    t.negatives += row.negatives;
+    t.positive_sum += row.positive_sum;
+    t.positives += row.positives;
+    t.by_id += row.by_id;
+    t.by_score += row.by_score;
   }
   if (!cosine) return;
   t.squared_distances = 2 * (t.positives - t.positive_sum);
   t.distances = t.positives;
 }
 
-constexpr double kSharpness = 2;  // of the Gaussian potential exp(-t |x - y|^2)
+constexpr double kSharpness = 2;  // t of the Gaussian potential exp(-t |x - y|^2)
 
-// The sum of the potentials of rows i and i + half of the unit rows, over the first half.
+// The sum of the potentials of the pairs of unit rows i and i + half, over i < half.
 template <class T>
 double potential(const T* unit, int64_t half, int64_t width) {
   Scratch<T> potentials(half);
@@ -62,7 +65,7 @@ double potential(const T* unit, int64_t half, int64_t width) {
   return sum;
 }
 
-// Adds the potentials of a side of unit rows.
+// Adds the potentials of the unit rows of a side to `sum`, and their number to `count`.
 template <class T>
 void add_potentials(const Side<T>& side, double& sum, double& count) {
   const int64_t half = side.count / 2;
@@ -74,39 +77,44 @@ inline void write(const Totals& totals, const Tensor& out, const char* name) {
   *reinterpret_cast<Totals*>(output<double>(out, name, kTotals)) = totals;
 }
 
-// The numbers (rows, kObserved) of rows of which no score has been looked at.
-inline void clear_seen(double* seen, int64_t rows) {
+// Sets `row_metrics` (rows, kRowMetrics) to the metrics of rows without any scores.
+inline void clear_row_metrics(double* row_metrics, int64_t rows) {
   const double none = kLeftOut<double>;
-  std::fill_n(reinterpret_cast<Seen*>(seen), rows, Seen{none, none, 0, 0, 0, 0, 0, 0});
+  std::fill_n(reinterpret_cast<RowMetrics*>(row_metrics), rows,
+              RowMetrics{none, none, 0, 0, 0, 0, 0, 0});
 }
 
-// What a call that makes a loss does for `fastsim.metrics`. The numbers of its rows are added to
-// `seen` (rows, kObserved), or where totals are wanted they are kept here until `write`.
+// The metrics of one operator call that computes a loss. If `totals` is given, the row metrics are
+// kept here until `write`. Otherwise they are merged into the caller's `row_metrics`
+// (rows, kRowMetrics), if that is given.
 template <class T>
-class Watching {
+class BatchMetrics {
  public:
-  Watching(const Optional& seen, const Optional& totals, int64_t rows, bool cosine)
-      : totals_(totals), rows_(rows), cosine_(cosine), own_(totals ? rows * kObserved : 0) {
-    if (totals) clear_seen(own_, rows);
-    double* const of_caller = output<double>(seen, "seen", rows * kObserved);
-    numbers_ = totals ? own_ : of_caller;
+  BatchMetrics(const Optional& row_metrics, const Optional& totals, int64_t rows, bool cosine)
+      : totals_(totals), rows_(rows), cosine_(cosine), memory_(totals ? rows * kRowMetrics : 0) {
+    if (totals) clear_row_metrics(memory_, rows);
+    double* const caller_metrics = output<double>(row_metrics, "row_metrics", rows * kRowMetrics);
+    row_metrics_ = totals ? memory_ : caller_metrics;
   }
 
-  // Of unit rows, before anything takes their place.
-  void look_at_rows(const Side<T>& side) {
+  // Add the potentials of the unit rows of one side. Call these before anything else is written to
+  // the memory of the unit rows.
+  void add_row_potentials(const Side<T>& side) {
     if (totals_ && cosine_) add_potentials(side, batch_.row_potential, batch_.row_potentials);
   }
-  void look_at_columns(const Side<T>& side) {
+  void add_column_potentials(const Side<T>& side) {
     if (totals_ && cosine_) add_potentials(side, batch_.column_potential, batch_.column_potentials);
   }
 
-  // The numbers of the rows from `first` on, for Observing; null: nobody asks.
-  double* numbers(int64_t first) const { return numbers_ ? numbers_ + first * kObserved : nullptr; }
+  // The metrics of the rows from `first` on, for MetricsRecorder; null if none are wanted.
+  double* row_metrics(int64_t first) const {
+    return row_metrics_ ? row_metrics_ + first * kRowMetrics : nullptr;
+  }
 
-  // The totals, where they are wanted.
+  // Writes the totals, if they are wanted.
   void write() {
     if (!totals_) return;
-    add_rows(batch_, own_, rows_, cosine_);
+    add_rows(batch_, memory_, rows_, cosine_);
     fastsim::write(batch_, *totals_, "totals");
   }
 
@@ -114,8 +122,8 @@ class Watching {
   const Optional& totals_;
   const int64_t rows_;
   const bool cosine_;
-  const Scratch<double> own_;
-  double* numbers_;
+  const Scratch<double> memory_;
+  double* row_metrics_;
   Totals batch_{};
 };
 

@@ -1,4 +1,5 @@
-// One side of a product of cosines: the sum of its unit rows, and these as packed columns.
+// The columns of a matrix of cosines: the rows of y as unit rows, packed for products, and the sum
+// of these unit rows.
 #pragma once
 
 #include <vector>
@@ -11,12 +12,12 @@ namespace fastsim {
 template <class T>
 class UnitColumns {
  public:
-  // packs: whether `score` is to come.
+  // packs: whether `score` will be called.
   UnitColumns(const Tensor& y, bool packs)
       : count(y.size(0)), width(y.size(1)), from(matrix(y)), sum(width), inverse_(count),
         packed_(packs ? packed_rows<T>(count) * width : 0) {
     const auto& k = kernels().of<T>();
-    const int64_t wide = k.panel_columns, panels = tiles(count, wide);
+    const int64_t wide = k.panel_columns, panels = ceil_div(count, wide);
     const Scratch<double> sums(panels * width);
     over(panels, wide * width, [&](int64_t begin, int64_t end) {
       const Scratch<T> unit(wide * width);
@@ -31,21 +32,21 @@ class UnitColumns {
     sum.assign(all.begin(), all.end());
   }
 
-  // The scores of unit rows x with the columns [begin, end), of which `begin` is the first of a
-  // panel; one thread's.
+  // Writes the scores of the unit rows x (rows, width) with the columns [begin, end), in the
+  // calling thread. `begin` is the first column of a micro-panel.
   void score(const T* x, int64_t rows, int64_t begin, int64_t end, T* scores,
              int64_t stride) const {
     const auto& k = kernels().of<T>();
     const T* next = end < count ? packed_ + end * width : nullptr;
     k.score_panels(x, width, packed_ + begin * width, end - begin, scores, stride, false, {0, rows},
-                   {0, tiles(end - begin, k.panel_columns)}, next);
+                   {0, ceil_div(end - begin, k.panel_columns)}, next);
   }
 
   const T* inverse() const { return inverse_; }
 
   const int64_t count, width;
   const Matrix from;
-  std::vector<T> sum;  // of the unit rows
+  std::vector<T> sum;  // of the unit rows, (width,)
 
  private:
   const Scratch<T> inverse_, packed_;

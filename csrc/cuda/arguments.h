@@ -1,10 +1,13 @@
-// What the host tells the kernels. Plain data and declarations: ops.cpp, which sees torch, and the
-// kernels, which do not, meet here.
+// What the host passes to the kernels: plain data and declarations. Both ops.cpp, which includes
+// torch's headers, and the kernels, which do not, include this file.
 //
-// A `block` is rows [row0, row1) against columns [column0, column1) of the score matrix. Vectors
-// of a loss and partial results belong to the block; pairs are indexed by the whole matrix. Partial
-// results of rows are (columns of tiles, rows of the block), those of columns (rows of tiles,
-// columns of the block): each tile has a place of its own, so nothing is added atomically.
+// A `block` is the part [row0, row1) x [column0, column1) of the score matrix. The vectors of a
+// loss and the partial results are indexed within the block. The vectors and the dense targets of
+// Pairs are indexed by the row and column of the whole matrix.
+//
+// Partial results by row have the shape (columns of tiles, rows of the block), partial results by
+// column (rows of tiles, columns of the block). Each tile writes to places of its own, so nothing
+// is added atomically.
 #pragma once
 
 #include <cstdint>
@@ -20,32 +23,36 @@
 
 namespace fastsim {
 
-// The product that makes the scores: operands float16; float32 in tf32; float32 in full.
+// The product that makes the scores. half: of float16 operands. tf32: of float32 operands, in TF32.
+// full: of float32 operands, in float32.
 enum class Product { half, tf32, full };
 
-// Unit rows padded with zeros to whole lines of 128 bytes.
+// The unit rows of both sides: x has x_rows rows, y has y_rows. Each row is padded with zeros to
+// whole lines of 128 bytes.
 struct Operands {
   const void *x, *y;
   int x_rows, y_rows;
-  int64_t row_bytes;  // of both
+  int64_t row_bytes;  // of a row of x or y, padding included
   Product product;
 };
 
-// The tiles of a block. `diagonal`: only those on the diagonal. `lower`: pairs with column <= row
-// take no part, so tiles below the diagonal have no product.
+// The tiles of a block. `diagonal`: only tiles on the diagonal are wanted. `lower`: pairs with
+// column <= row are left out, so tiles below the diagonal need no product.
 struct Grid {
   int row0, row1, column0, column1;
   int tile_rows, tile_columns;
   bool diagonal, lower;
 
-  // Places in units of `tall` tiles of a column.
+  // A place is `tall` tiles, one below another. It is taken as a whole: by one thread block where
+  // `tall` is 1, by one cluster otherwise. count() is the number of places, place() the place of an
+  // index, and has_product() says whether any pair of a place takes part.
   FASTSIM_BOTH int64_t count(int tall) const {
     const int64_t high = (tile_rows + tall - 1) / tall;
     return high * (diagonal ? tall : tile_columns);
   }
   FASTSIM_BOTH Place place(int64_t index, int tall) const {
     if (diagonal) return {static_cast<int>(index / tall), static_cast<int>(index)};
-    constexpr int kBand = 16;  // tiles
+    constexpr int kBand = 16;  // rows of tiles
     return tile_place(index, (tile_rows + tall - 1) / tall, tile_columns, kBand / tall);
   }
   FASTSIM_BOTH bool has_product(const Place& place, int tall) const {
@@ -54,6 +61,8 @@ struct Grid {
   }
 };
 
+// Memory for the score gradients of the block, row-major. `stride` counts elements. Without `data`
+// there is no panel.
 struct Panel {
   void* data = nullptr;
   int64_t stride = 0;
@@ -66,7 +75,7 @@ struct Launch {
   void* stream;
 };
 
-// fastsim.pairs.Pairs. Null: not given.
+// The fields of fastsim.pairs.Pairs. A field that was not given is null.
 struct Pairs {
   const int64_t *positives, *row_ids, *column_ids, *row_groups, *column_groups;
   Matrix dense;
@@ -75,8 +84,8 @@ struct Pairs {
 };
 
 // ---- epilogues: what a loss does with a tile of scores (epilogues.cuh) ----
-// Numbers are read from the device, so that nothing waits for them. Score gradients replace the
-// scores and go to the panel.
+// Scalars such as the scale are read from device memory, so that the host does not wait for them.
+// Score gradients replace the scores in the registers and are stored to the panel.
 
 #define FASTSIM_EPILOGUE \
   template <class Tile>  \
@@ -86,10 +95,10 @@ struct SoftmaxForward {
   Pairs pairs;
   const float* scale;
   float margin;
-  float *row_top, *row_sum;
-  float* positive;                     // the score of each row's positive, or
-  float *target_scores, *target_sums;  // the partial sums of t s and of t
-  float *column_top, *column_sum;      // null: rows alone
+  float *row_top, *row_sum;            // partial maxima and sums of exponentials
+  float* positive;                     // the score of each row's positive; null: there are targets
+  float *target_scores, *target_sums;  // partial sums of t s and of t; unused with `positive`
+  float *column_top, *column_sum;      // as row_top and row_sum; null: no sums over columns
   FASTSIM_EPILOGUE
 };
 
@@ -98,11 +107,13 @@ struct SoftmaxScoreGrad {
   const float* scale;
   float margin;
   const float *row_top, *row_weight, *target_weight;
-  const float *column_top, *column_weight;  // null: rows alone
+  const float *column_top, *column_weight;  // null: no sums over columns
   FASTSIM_EPILOGUE
 };
 
-// State, score gradients or both: null what is not wanted.
+// Computes the state (the partial sums `loss` and `score_grad`), the score gradients (for which
+// `weights` has the weight of each row in the loss) or both. The pointers for what is not wanted
+// are null.
 struct SigmoidBoth {
   Pairs pairs;
   const float *scale, *bias;
@@ -111,6 +122,7 @@ struct SigmoidBoth {
   FASTSIM_EPILOGUE
 };
 
+// Computes the state, the score gradients or both, as SigmoidBoth does.
 struct SquaredErrorBoth {
   Pairs pairs;
   const float* weights;
@@ -118,7 +130,8 @@ struct SquaredErrorBoth {
   FASTSIM_EPILOGUE
 };
 
-// (tiles, 4, count): maximum of s, sum of exponentials, the same of -s.
+// `partials` has the shape (tiles, 4, count). For each of `count` levels a tile has four numbers:
+// the maximum of s and its sum of exponentials, the maximum of -s and its sum of exponentials.
 struct LevelsForward {
   Pairs pairs;
   const float* scale;
@@ -139,13 +152,13 @@ struct LevelsScoreGrad {
 
 struct ClosestForward {
   Pairs pairs;
-  const float* ceiling;  // null: none
-  float* top;
-  int32_t* column;
+  const float* ceiling;  // the largest score that each row may choose; null: any
+  float* top;            // partial results: the largest score of a row
+  int32_t* column;       // and its column
   FASTSIM_EPILOGUE
 };
 
-// The score of row i and column i.
+// Writes the score of row i and column i to out[i].
 struct Diagonal {
   float* out;
   FASTSIM_EPILOGUE
@@ -158,29 +171,34 @@ void launch_tiles(const Launch& launch, const Epilogue& epilogue);
 
 // ---- passes over rows and lists (rows.cu, scan.cu) ----
 
-// x / |x| in rows of `width`, zeros past x's; `inverse` keeps 1 / |x| or 0. Without `inverse` x
-// is copied as it is. `product`: whose operands they become; full leaves float32 alone.
+// Writes the unit rows x / |x| of x (rows, depth) to `unit` (rows, width), padded with zeros, and
+// the inverse norms 1 / |x| to `inverse` (rows,), where a zero row has 0. Where `inverse` is null,
+// the rows are copied and not normalised. The results are operands of `product`: float16 for half,
+// rounded to TF32 for tf32, float32 without rounding for full.
 void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t width,
                       float* inverse, Product product, void* stream);
 
-// dx = factor r (g - (u . g) u) for g = dL/du, u = r x, in x's dtype or float32; `dots` keeps
-// u . g.
+// Writes the gradient dx = factor r (g - (u . g) u) of each row x to `grad`. Here r is the inverse
+// norm, u = r x the unit row and g = dL/du its row of `grad_unit`. `grad` has x's dtype, or float32
+// where `single` is set. `dots` (rows,) receives u . g.
 void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows,
                                int64_t depth, const float* inverse, const float* factor,
                                void* grad, bool single, float* dots, void* stream);
 
-// (tiles, count) maxima and sums of exponentials into (count,), in the order of the tiles;
-// `running`: together with what is there.
+// Merges partial maxima `tops` and sums of exponentials `sums`, both (tiles, count), into `top` and
+// `sum` (count,), in the order of the tiles. `running`: `top` and `sum` have earlier results, which
+// are merged with these.
 void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count,
                   const float* scale, bool running, float* top, float* sum, void* stream);
 
-// Running log-sum-exps (2, count): of the logits forward, of their negatives backward.
-// `scratch`: (2, scan_parts(count), 2).
+// Writes running log-sum-exps to `out` (2, count): first those of the logits, from the first to the
+// last, then those of the negated logits, from the last to the first. `scratch` has the shape
+// (2, scan_parts(count), 2).
 int64_t scan_parts(int64_t count);
 void launch_scan(const float* logits, int64_t count, double* scratch, double* out, void* stream);
 
-// Makes a device the current one as long as it lives. Where it is already, nothing is set:
-// cudaSetDevice makes a context, even for the device that is current.
+// Makes `device` the current device as long as the object lives. Where it is the current one
+// already, cudaSetDevice is not called: it would create a context.
 class OnDevice {
  public:
   explicit OnDevice(int device);

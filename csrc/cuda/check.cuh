@@ -21,7 +21,8 @@ inline unsigned blocks_for(int64_t work, int64_t per_block) {
   return static_cast<unsigned>((work + per_block - 1) / per_block);
 }
 
-// How a kernel is launched: blocks in clusters of `cluster`, `shared` bytes of dynamic memory.
+// How a kernel is launched: the number of thread blocks, the threads of a block, the bytes of
+// dynamic shared memory of a block, and the blocks of a cluster.
 struct Shape {
   unsigned blocks, threads, shared = 0, cluster = 1;
 };

@@ -1,4 +1,4 @@
-// What the launches ask of the device and of its driver.
+// Queries of the current device and of its driver.
 #include <cudaTypedefs.h>
 
 #include "launch.cuh"
@@ -14,17 +14,18 @@ int attribute(cudaDeviceAttr which) {
   return value;
 }
 
-// From the driver that is there at run time: the library has to load where there is none.
+// cuTensorMapEncodeTiled of the installed driver. It is looked up at run time, because the library
+// has to load where there is no driver.
 PFN_cuTensorMapEncodeTiled_v12000 encoder() {
-  void* found = nullptr;
+  void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
-  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                          cudaEnableDefault, &result),
         "cuTensorMapEncodeTiled");
   if (result != cudaDriverEntryPointSuccess) {
     throw std::runtime_error("fastsim: the driver has no tensor maps; it is older than CUDA 12");
   }
-  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
 }  // namespace
@@ -54,10 +55,10 @@ TensorMap tensor_map(const void* data, int64_t width, int64_t rows, int64_t row_
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes)};
   const cuuint32_t box[] = {hopper::kRowBytes / sizeof(__half), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
+  const cuuint32_t element_strides[] = {1, 1};
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(data), sizes, strides, box,
-             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("fastsim: tensor map: driver error " + std::to_string(result));

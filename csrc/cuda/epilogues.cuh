@@ -1,17 +1,20 @@
-// What each loss does with a tile of scores: the functions of csrc/epilogue.h over the registers of
-// its threads. A forward pass writes the partials of the tile, a score gradient replaces the
-// scores by dL/ds.
+// The epilogues: what each loss computes of a tile of scores. They apply the functions of
+// csrc/epilogue.h to the scores in the registers of the tile's threads. A forward pass writes the
+// partial results of the tile. A pass for score gradients replaces each score by dL/ds and stores
+// the tile to the panel.
 #pragma once
 
 #include "tile.cuh"
 
 namespace fastsim {
 
-// Above every pair left out and below every score: exponentials relative to it are 0 for the
-// former, so that a row without any pair sums to 0 (and with a NaN to NaN).
+// The least maximum that exponentials are taken relative to. It is larger than the value of a pair
+// left out, whose exponential is then 0, and smaller than every score. So the sum of a row whose
+// pairs are all left out is 0, and a NaN in a row still makes its sum NaN.
 constexpr float kFloor = -1e29f;
 
-// A vector of the block's rows as if of the whole matrix.
+// A vector over the rows of the block, shifted so that it is indexed by the rows of the whole
+// matrix. A null pointer stays null.
 template <class Tile>
 FASTSIM_DEVICE const float* of_rows(const float* vector, const Tile& tile) {
   return vector ? vector - tile.grid.row0 : nullptr;
@@ -19,6 +22,7 @@ FASTSIM_DEVICE const float* of_rows(const float* vector, const Tile& tile) {
 
 // ---- normalised losses: InfoNCE, SupCon, matrix cross entropy ----
 
+// Subtracts the margin from the scores of the positives.
 template <class Tile>
 FASTSIM_DEVICE void take_margin(Tile& tile, const Pairs& pairs, float margin,
                                 typename Tile::Scores& s) {
@@ -36,18 +40,18 @@ FASTSIM_DEVICE void SoftmaxForward::operator()(Tile& tile, typename Tile::Scores
       positive[tile.row(i, e) - tile.grid.row0] = value;
     });
   } else {
-    PerRow<float, Tile> scores{}, sums{};
+    PerRow<float, Tile> weighted_scores{}, target_totals{};
     with_targets(tile, pairs, [&](int block, auto target) {
       for_block(tile, s, block, [&](float& value, int i, int j, int e) {
         const float t = target(value, j, e);
-        scores(i, e) = fused(t, value, scores(i, e));
-        sums(i, e) += t;
+        weighted_scores(i, e) = fused(t, value, weighted_scores(i, e));
+        target_totals(i, e) += t;
       });
     });
-    reduce_rows(tile, scores, Sum{});
-    reduce_rows(tile, sums, Sum{});
-    store_rows(tile, scores, target_scores);
-    store_rows(tile, sums, target_sums);
+    reduce_rows(tile, weighted_scores, Sum{});
+    reduce_rows(tile, target_totals, Sum{});
+    store_rows(tile, weighted_scores, target_scores);
+    store_rows(tile, target_totals, target_sums);
   }
 
   tile.forget();
@@ -66,21 +70,21 @@ FASTSIM_DEVICE void SoftmaxForward::operator()(Tile& tile, typename Tile::Scores
   store_rows(tile, sum, row_sum);
 
   if (!column_top) return;
-  float v[2 * Tile::Shape::column_blocks];
+  float v[2 * Tile::Shape::column_blocks];  // a number for each of the thread's columns
 #pragma unroll
   for (float& value : v) value = kLeftOut<float>;
   for_scores(tile, s, [&](float& value, int, int j, int e) {
-    float& most = v[2 * j + e % 2];
-    most = fmaxf(most, value);
+    float& maximum = v[2 * j + e % 2];
+    maximum = fmaxf(maximum, value);
   });
   tile.forget();
-  const float* tops = reduce_columns(tile, v, Largest{});
-  store_columns(tile, tops, column_top);
+  const float* tile_tops = reduce_columns(tile, v, Largest{});
+  store_columns(tile, tile_tops, column_top);
 #pragma unroll
   for (float& value : v) value = 0.0f;
   for_scores(tile, s, [&](float& value, int, int j, int e) {
-    const float most = fmaxf(tops[Tile::Shape::column_of(tile.thread, j, e)], kFloor);
-    v[2 * j + e % 2] += softmax.share(value, most);
+    const float maximum = fmaxf(tile_tops[Tile::Shape::column_of(tile.thread, j, e)], kFloor);
+    v[2 * j + e % 2] += softmax.share(value, maximum);
   });
   store_columns(tile, reduce_columns(tile, v, Sum{}), column_sum);
 }
@@ -88,7 +92,8 @@ FASTSIM_DEVICE void SoftmaxForward::operator()(Tile& tile, typename Tile::Scores
 template <class Tile>
 FASTSIM_DEVICE void SoftmaxScoreGrad::operator()(Tile& tile, typename Tile::Scores& s) const {
   const Softmax<float> softmax{*scale};
-  // Past the edge a maximum above every score: its exponential is 0, never infinite.
+  // The maximum of a row or column past the edge. It is larger than every score, so that the
+  // exponentials there are 0, never infinite.
   constexpr float kAbove = -kLeftOut<float>;
   leave_out(tile, pairs, s);
   take_margin(tile, pairs, margin, s);
@@ -97,19 +102,19 @@ FASTSIM_DEVICE void SoftmaxScoreGrad::operator()(Tile& tile, typename Tile::Scor
     with_targets(tile, pairs, [&](int block, auto target) {
       Two<float> top = load_rows(tile, block, of_rows(row_top, tile), kAbove);
       Two<float> weight = load_rows(tile, block, of_rows(row_weight, tile), 0.0f);
-      Two<float> share = load_rows(tile, block, of_rows(target_weight, tile), 0.0f);
+      Two<float> target_factor = load_rows(tile, block, of_rows(target_weight, tile), 0.0f);
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
         const float t = target(value, j, e);
-        value = fused(weight(e), softmax.share(value, top(e)), -share(e) * t);
+        value = fused(weight(e), softmax.share(value, top(e)), -target_factor(e) * t);
       });
     });
     return tile.store(s);
   }
-  const float *tops = nullptr, *weights = nullptr;
+  const float *staged_tops = nullptr, *staged_weights = nullptr;
   if (column_top) {
     tile.sync();
-    tops = stage_columns<Tile, float>(tile, 0, column_top - tile.grid.column0, kAbove);
-    weights = stage_columns<Tile, float>(tile, 1, column_weight - tile.grid.column0, 0.0f);
+    staged_tops = stage_columns<Tile, float>(tile, 0, column_top - tile.grid.column0, kAbove);
+    staged_weights = stage_columns<Tile, float>(tile, 1, column_weight - tile.grid.column0, 0.0f);
     tile.sync();
   }
 #pragma unroll
@@ -120,7 +125,7 @@ FASTSIM_DEVICE void SoftmaxScoreGrad::operator()(Tile& tile, typename Tile::Scor
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
         const int place = Tile::Shape::column_of(tile.thread, j, e);
         value = fused(weight(e), softmax.share(value, top(e)),
-                      weights[place] * softmax.share(value, tops[place]));
+                      staged_weights[place] * softmax.share(value, staged_tops[place]));
       });
     } else {
       for_block(tile, s, block, [&](float& value, int, int, int e) {
@@ -143,17 +148,18 @@ FASTSIM_DEVICE void SigmoidBoth::operator()(Tile& tile, typename Tile::Scores& s
   PerRow<float, Tile> losses{}, score_grads{};
   with_targets(tile, pairs, [&](int block, auto target) {
     Two<float> weight = load_rows(tile, block, of_rows(weights, tile), 0.0f);
-    // All 1 + e of the thread's part of a row multiplied, less 1: below 2^32 for 32 scores. Its
-    // logarithm is the sum of theirs, and small numbers keep all their digits.
+    // For each row the product of 1 + exp(-|z|) over the thread's scores, minus 1. Its log1p is the
+    // sum of the logarithms of the factors. It is below 2^32 for 32 scores. As 1 is subtracted,
+    // small numbers keep all their digits.
     Two<float> product{};
     for_block(tile, s, block, [&](float& value, int i, int j, int e) {
-      float share, d;
-      const float l = sigmoid.without_logarithm(value, target(value, j, e), share, d);
-      const bool out = value <= kLeftOut<float>;
-      losses(i, e) += out ? 0.0f : l;
-      score_grads(i, e) += out ? 0.0f : d;
-      product(e) = out ? product(e) : fused(product(e), share, product(e) + share);
-      value = out ? 0.0f : weight(e) * sigmoid.scale * d;
+      float exp_abs, d;
+      const float l = sigmoid.without_logarithm(value, target(value, j, e), exp_abs, d);
+      const bool left_out = value <= kLeftOut<float>;
+      losses(i, e) += left_out ? 0.0f : l;
+      score_grads(i, e) += left_out ? 0.0f : d;
+      product(e) = left_out ? product(e) : fused(product(e), exp_abs, product(e) + exp_abs);
+      value = left_out ? 0.0f : weight(e) * sigmoid.scale * d;
     });
     losses(block, 0) += log1pf(product(0));
     losses(block, 2) += log1pf(product(2));
@@ -177,9 +183,9 @@ FASTSIM_DEVICE void SquaredErrorBoth::operator()(Tile& tile, typename Tile::Scor
     for_block(tile, s, block, [&](float& value, int i, int j, int e) {
       float l, d;
       error(value, target(value, j, e), l, d);
-      const bool out = value <= kLeftOut<float>;
-      losses(i, e) += out ? 0.0f : l;
-      value = out ? 0.0f : weight(e) * d;
+      const bool left_out = value <= kLeftOut<float>;
+      losses(i, e) += left_out ? 0.0f : l;
+      value = left_out ? 0.0f : weight(e) * d;
     });
   });
   if (loss) {
@@ -205,43 +211,43 @@ FASTSIM_DEVICE void LevelsForward::operator()(Tile& tile, typename Tile::Scores&
     with_targets(tile, pairs, [&](int block, auto target) {
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
         // A NaN compares false with kLeftOut, so it stays in its level.
-        const bool here = target(value, j, e) == level && !(value <= kLeftOut<float>);
-        high = here ? fmaxf(high, value) : high;
-        low = here ? fmaxf(low, -value) : low;
+        const bool in_level = target(value, j, e) == level && !(value <= kLeftOut<float>);
+        high = in_level ? fmaxf(high, value) : high;
+        low = in_level ? fmaxf(low, -value) : low;
       });
     });
     reduce_tile(tile, high, low, Largest{});
-    float above = 0.0f, below = 0.0f;
+    float high_sum = 0.0f, low_sum = 0.0f;
     with_targets(tile, pairs, [&](int block, auto target) {
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
-        const bool here = target(value, j, e) == level && !(value <= kLeftOut<float>);
-        above += here ? softmax.share(value, high) : 0.0f;
-        below += here ? softmax.share(-value, low) : 0.0f;
+        const bool in_level = target(value, j, e) == level && !(value <= kLeftOut<float>);
+        high_sum += in_level ? softmax.share(value, high) : 0.0f;
+        low_sum += in_level ? softmax.share(-value, low) : 0.0f;
       });
     });
-    reduce_tile(tile, above, below, Sum{});
+    reduce_tile(tile, high_sum, low_sum, Sum{});
     if (writes) {
       out[l] = high;
-      out[count + l] = above;
+      out[count + l] = high_sum;
       out[2 * count + l] = low;
-      out[3 * count + l] = below;
+      out[3 * count + l] = low_sum;
     }
   }
 }
 
 template <class Tile>
 FASTSIM_DEVICE void LevelsScoreGrad::operator()(Tile& tile, typename Tile::Scores& s) const {
-  const Levels<float> score_grads{*scale};
+  const Levels<float> rule{*scale};
   leave_out(tile, pairs, s);
-  // In place: a score is of one level, so it is replaced once.
+  // The scores are replaced in place: a score belongs to one level, so it is replaced once.
 #pragma unroll 1
   for (int l = 0; l < count; ++l) {
     const float level = levels[l], top = high[l], bottom = low[l], rise = up[l], fall = down[l];
     with_targets(tile, pairs, [&](int block, auto target) {
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
-        const bool here = target(value, j, e) == level && !(value <= kLeftOut<float>);
-        const float score_grad = score_grads.score_grad(value, top, rise, bottom, fall);
-        value = here ? score_grad : value;
+        const bool in_level = target(value, j, e) == level && !(value <= kLeftOut<float>);
+        const float score_grad = rule.score_grad(value, top, rise, bottom, fall);
+        value = in_level ? score_grad : value;
       });
     });
   }
@@ -253,12 +259,13 @@ FASTSIM_DEVICE void LevelsScoreGrad::operator()(Tile& tile, typename Tile::Score
 
 // ---- selection ----
 
+// A column that may be chosen for a row, and its score.
 struct Candidate {
   float score;
   int column;
 };
 
-// The larger score, the smaller column among equals.
+// Chooses the candidate with the larger score; of equal scores the one with the smaller column.
 struct Closer {
   FASTSIM_DEVICE Candidate operator()(const Candidate& a, const Candidate& b) const {
     const bool second = b.score > a.score || (b.score == a.score && b.column < a.column);
@@ -283,7 +290,7 @@ FASTSIM_DEVICE void ClosestForward::operator()(Tile& tile, typename Tile::Scores
 #pragma unroll
   for (int block = 0; block < Tile::Shape::row_blocks; ++block) {
     Two<float> limit = load_rows(tile, block, of_rows(ceiling, tile), 0.0f);
-    // A NaN is no candidate; it reaches the loss through the mean negative.
+    // A NaN is never chosen. It reaches the loss through the mean negative.
     for_block(tile, s, block, [&](float& value, int i, int j, int e) {
       const bool better = rule.admits(value, limit(e)) && value > best(i, e).score;
       best(i, e).score = better ? value : best(i, e).score;

@@ -1,8 +1,8 @@
-// The engine for float16 operands on sm_90a: persistent clusters of two blocks; in each block one
-// producer, which brings operands by bulk copies in four stages, and two groups of consumers,
-// which take whole tiles in turns, so that the epilogue of one runs under the products of the
-// other. The blocks of a cluster take tiles above one another: each brings half of the columns'
-// operand to both.
+// The engine for float16 operands on sm_90a. It runs persistent clusters of two thread blocks. Each
+// thread block has one producer, which loads operands by TMA into a pipeline of four stages, and
+// two consumer warp groups. These take whole tiles in turns, so that the epilogue of one overlaps
+// the products of the other. The two blocks of a cluster take tiles one above the other, which have
+// the same columns: each block loads half of the columns' operand for both.
 #pragma once
 
 #include "tile.cuh"
@@ -11,20 +11,22 @@ namespace fastsim {
 namespace hopper {
 
 constexpr int kThreads = 384, kGroup = 128, kCluster = 2, kStages = 4;
-constexpr int kRowBytes = 128;                        // of an operand in a stage
+constexpr int kRowBytes = 128;                        // of a row of an operand in a stage
 constexpr int kOperandBytes = kTile * kRowBytes;
 constexpr int kStageBytes = 2 * kOperandBytes;
-constexpr int kHalfTile = kTile / kCluster;           // rows of the box that a block shares
+constexpr int kHalfTile = kTile / kCluster;           // rows of y that a block loads for both
 constexpr int kStagingBytes = kTile / HopperShape::parts * kPitch * sizeof(float);
 static_assert(kStagingBytes % 1024 == 0);
 constexpr int kStaging = kStages * kStageBytes;
 constexpr int kScratchAt = kStaging + 2 * kStagingBytes;
 constexpr int kBarriers = kScratchAt + 2 * kScratch * static_cast<int>(sizeof(float));
 constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
-// Named barriers of a block, one for each group: its own threads meet; its turn to multiply.
+// Named barriers of a thread block, two for each warp group. The numbers are those of group 0: at
+// kGroupBarrier the threads of the group meet, at kTurnBarrier the group waits for its turn to
+// multiply.
 constexpr int kGroupBarrier = 1, kTurnBarrier = 3;
 
-// Boxes of the tensor maps: 128 bytes by so many rows.
+// Rows of the boxes of the tensor maps. A box is 128 bytes wide.
 constexpr int kRowsOfX = kTile, kRowsOfY = kHalfTile, kRowsOfPanel = kTile / HopperShape::parts;
 
 }  // namespace hopper
@@ -34,7 +36,7 @@ namespace hopper {
 
 struct Tile : TileBase<HopperShape, __half> {
   const TensorMap& panel;
-  int barrier;
+  int barrier;  // the named barrier of the warp group's threads
 
   FASTSIM_DEVICE void sync() const { group_sync(barrier, HopperShape::threads); }
   FASTSIM_DEVICE void acquire_staging() const {
@@ -52,9 +54,9 @@ struct Tile : TileBase<HopperShape, __half> {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
           const int row = HopperShape::row_of(thread, part, e) - part * kRowsOfPanel;
-          // Column block j is chunk j of the row.
-          char* to = staging + box_byte(row, j) + HopperShape::column_of(thread, 0, e) * size;
-          store_two(reinterpret_cast<Element*>(to), s[part][j][e], s[part][j][e + 1]);
+          // Column block j is the 16-byte chunk j of the row.
+          char* target = staging + box_byte(row, j) + HopperShape::column_of(thread, 0, e) * size;
+          store_two(reinterpret_cast<Element*>(target), s[part][j][e], s[part][j][e + 1]);
         }
       }
       bulk_fence();
@@ -72,18 +74,24 @@ struct Tile : TileBase<HopperShape, __half> {
   }
 };
 
-// The protocol. Step n is in stage n % kStages and belongs to phase n / kStages of its barriers.
-// * Of each stage a barrier `full` (1 arrival, its producer's, and the bytes of a stage) and a
-//   barrier `empty` (1 arrival from each consumer warp of both blocks).
-// * The producer of a block issues step n once n - kStages is given back by both blocks, as it
-//   writes to both. Bytes of the other block may come before its own arrival, never a phase early.
-// * A group takes step n once it is full, and gives it back once its product has read it.
-// * A wait by parity is right if its phase is the barrier's present one or the one before. For a
-//   producer it is: it waits for every phase in order. For the groups it is if steps are taken in
-//   order, so each begins its tile only when the other has seen all steps of its own full.
-// tests/backends/cuda/pipeline.py searches every interleaving of this.
+// The protocol of the pipeline. A step is kRowBytes of the operands' depth. Step n uses stage
+// n % kStages and belongs to phase n / kStages of the stage's mbarriers.
+// * Each stage has two mbarriers. A phase of `full` needs 1 arrival, that of the block's own
+//   producer, and the bytes of a stage. A phase of `empty` needs 1 arrival from each consumer warp
+//   of both blocks.
+// * A producer writes to both blocks, so it issues step n once both have released step n - kStages.
+//   Bytes from the other block's producer may come before the arrival of the block's own producer,
+//   but never a phase early.
+// * A warp group reads a step once its stage is full, and releases the stage once its product has
+//   read it.
+// * A wait by parity is correct if it waits for the barrier's current phase or the one before. The
+//   producers' waits are correct: a producer waits for every phase in order. The warp groups' waits
+//   are correct if steps are read in order. Therefore a group begins its tile only when the other
+//   group has seen all steps of its own tile full.
+// tests/backends/cuda/pipeline.py searches every interleaving of this protocol.
 
-// The stages as both sides count them: `step` runs over all tiles of the block.
+// Addresses in shared memory of a step's operands x and y and of its stage's mbarriers, and the
+// parity of its phase. `step` counts through all tiles of the thread block.
 struct Pipeline {
   uint32_t memory;
 
@@ -94,25 +102,28 @@ struct Pipeline {
   FASTSIM_DEVICE int parity(int step) const { return step / kStages % 2; }
 };
 
-// A pair of tiles above one another. The groups of a block take the work in turns.
+// The work of a cluster at one time: a pair of tiles, one above the other, one for each of its
+// thread blocks. In a block the two warp groups take their tiles in turns.
 struct Work {
   Place place;
-  int steps;  // of its product
-  bool first, last;
+  int steps;  // of its product, 0 if all its pairs are left out
+  bool first, last;  // of the cluster
 };
 
-// f(work) for the work of this cluster, one by one.
+// Calls f(work) for each pair of tiles that this cluster takes, in order.
 template <class F>
 FASTSIM_DEVICE void for_work(const Grid& grid, int steps, const F& f) {
   const int64_t count = grid.count(kCluster), stride = block_count() / kCluster;
   const int64_t begin = block_index() / kCluster;
   for (int64_t i = begin; i < count; i += stride) {
     const Place place = grid.place(i, kCluster);
-    const int own = grid.has_product(place, kCluster) ? steps : 0;
-    f(Work{place, own, i == begin, i + stride >= count});
+    const int product_steps = grid.has_product(place, kCluster) ? steps : 0;
+    f(Work{place, product_steps, i == begin, i + stride >= count});
   }
 }
 
+// Loads the operands of all steps: this block's rows of x for itself, and its half of y's rows for
+// both blocks.
 FASTSIM_DEVICE void produce(const TensorMap& x, const TensorMap& y, const Grid& grid, int steps,
                             const Pipeline& pipe, int rank) {
   constexpr int depth = kRowBytes / sizeof(__half);
@@ -130,13 +141,13 @@ FASTSIM_DEVICE void produce(const TensorMap& x, const TensorMap& y, const Grid& 
   });
 }
 
-// Gives the stage back to the producers of both blocks, which write into it.
+// Releases the stage of a step to the producers of both blocks, which write into it.
 FASTSIM_DEVICE void release(const Pipeline& pipe, int step, int thread) {
   if (thread % kWarp < kCluster) barrier_arrive(pipe.empty(step), thread % kWarp);
 }
 
-// The order of the groups, who hand the tensor cores over: each begins its products when the
-// other has begun all of its own, and has seen their stages full.
+// The warp groups hand the tensor cores over to each other: a group begins its products when the
+// other has begun all of its own and has seen their stages full.
 FASTSIM_DEVICE void await_turn(int group, const Work& work) {
   if (!work.first) group_sync(kTurnBarrier + group, 2 * kGroup);
 }
@@ -144,7 +155,8 @@ FASTSIM_DEVICE void pass_turn(int group, const Work& work) {
   if (!work.last) group_arrive(kTurnBarrier + (group ^ 1), 2 * kGroup);
 }
 
-// Begins the products of all steps; at the end only the last is under way.
+// Begins the products of `count` steps from `step` on, and releases the stages of all but the last
+// of these. On return at most the product of the last step is still running.
 FASTSIM_DEVICE void begin_products(const Pipeline& pipe, int step, int count, int thread,
                                    Tile::Scores& s) {
 #pragma unroll 1
@@ -166,11 +178,13 @@ FASTSIM_DEVICE void begin_products(const Pipeline& pipe, int step, int count, in
   }
 }
 
+// Waits for the product of the last step and releases its stage.
 FASTSIM_DEVICE void end_products(const Pipeline& pipe, int step, int count, int thread) {
   group_product_wait<0>();
   if (count > 0) release(pipe, step + count - 1, thread);
 }
 
+// Computes this warp group's tiles, every second one of the block: products, then epilogue.
 template <class Epilogue>
 FASTSIM_DEVICE void consume(const TensorMap& panel, const Grid& grid, int steps,
                             const Pipeline& pipe, int rank, int group, const Epilogue& epilogue) {

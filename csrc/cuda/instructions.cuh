@@ -1,6 +1,6 @@
-// The instructions that C++ has no word for, one function each. On the host (FASTSIM_EMULATED)
-// tests/backends/cuda/emulator/emulated.h takes the place of this file, so that the kernels run
-// without a GPU.
+// The instructions that C++ cannot express, one function each. Where FASTSIM_EMULATED is defined,
+// tests/backends/cuda/emulator/emulated.h takes the place of this file, so that the kernels run on
+// the host, without a GPU.
 #pragma once
 
 #if defined(FASTSIM_EMULATED)
@@ -25,11 +25,12 @@ FASTSIM_DEVICE int block_count() { return gridDim.x; }
 FASTSIM_DEVICE void block_sync() { __syncthreads(); }  // bar.sync 0
 FASTSIM_DEVICE void trap() { __trap(); }
 
-// A number of which the compiler may assume nothing: an empty asm, no instruction.
+// Makes the compiler assume nothing about the value of a variable. The asm is empty, so there is no
+// instruction for it.
 FASTSIM_DEVICE void conceal(int& value) { asm volatile("" : "+r"(value)); }
 FASTSIM_DEVICE void conceal(float& value) { asm volatile("" : "+f"(value)); }
 
-// shfl.sync.bfly
+// shfl.sync.bfly: the value of the lane lane ^ mask.
 template <class T>
 FASTSIM_DEVICE T lane_exchange(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
@@ -40,34 +41,35 @@ FASTSIM_DEVICE char* shared_memory() {
   return memory;
 }
 
-// cvta.to.shared: shared memory as the instructions address it.
+// cvta.to.shared: the address by which instructions know a place in shared memory.
 FASTSIM_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// ---- sm_80: copies in the background, products of a warp ----
+// ---- sm_80: asynchronous copies, products of a warp ----
 
-// cp.async: 16 bytes; zeros where not `inside`.
+// cp.async: copies 16 bytes to shared memory. Writes zeros where `inside` is not set.
 FASTSIM_DEVICE void copy_async(uint32_t to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(inside ? 16 : 0));
 }
 // cp.async.commit_group
 FASTSIM_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
-// cp.async.wait_group: until at most N groups are under way.
+// cp.async.wait_group: waits until at most N groups of copies are in flight.
 template <int N>
 FASTSIM_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// ldmatrix.x4: four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
+// ldmatrix.x4: loads four matrices of 8 rows of 16 bytes. Lane l gives the address of row l % 8 of
+// matrix l / 8.
 FASTSIM_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
 
-// mma.sync.m16n8k16, mma.sync.m16n8k8
+// mma.sync.m16n8k16 of float16 and mma.sync.m16n8k8 of TF32: d += a b^T in float32.
 FASTSIM_DEVICE void multiply_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -83,6 +85,7 @@ FASTSIM_DEVICE void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Stores two neighbouring elements at once.
 FASTSIM_DEVICE void store_two(__half* to, float a, float b) {
   *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
 }
@@ -90,28 +93,28 @@ FASTSIM_DEVICE void store_two(float* to, float a, float b) {
   *reinterpret_cast<float2*>(to) = make_float2(a, b);
 }
 
-// cvt.rna.tf32: to nearest.
+// cvt.rna.tf32: rounds to the nearest TF32 number.
 FASTSIM_DEVICE float round_to_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return __uint_as_float(bits);
 }
 
-// ---- sm_90a: warpgroups, clusters, bulk copies ----
+// ---- sm_90a: warp groups, clusters, TMA ----
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define FASTSIM_HOPPER_CODE 1
 
-// bar.sync: `threads` threads at the named barrier.
+// bar.sync: waits until `threads` threads have arrived at the named barrier.
 FASTSIM_DEVICE void group_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// bar.arrive: counts this thread among them, without waiting.
+// bar.arrive: this thread arrives at the named barrier and does not wait.
 FASTSIM_DEVICE void group_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// setmaxnreg.inc, setmaxnreg.dec
+// setmaxnreg.inc, setmaxnreg.dec: N registers for each thread of the warp group from here on.
 template <int N>
 FASTSIM_DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -121,32 +124,33 @@ FASTSIM_DEVICE void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// %cluster_ctarank
+// %cluster_ctarank: the number of this thread block in its cluster.
 FASTSIM_DEVICE int cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
 }
-// barrier.cluster.arrive and wait
+// barrier.cluster.arrive and wait: a barrier of all threads of the cluster.
 FASTSIM_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// mbarrier.init
+// mbarrier.init: an mbarrier whose phases need `arrivals` arrivals.
 FASTSIM_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-// fence.mbarrier_init: makes initialised barriers known to the cluster and to bulk copies.
+// fence.mbarrier_init: makes initialised mbarriers visible to the cluster and to TMA.
 FASTSIM_DEVICE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// mbarrier.arrive.expect_tx: arrives, and says how many bytes the phase waits for.
+// mbarrier.arrive.expect_tx: arrives, and makes the phase wait for so many bytes.
 FASTSIM_DEVICE void barrier_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// mapa, mbarrier.arrive: at the same barrier of another block of the cluster (or of this one).
+// mapa, mbarrier.arrive: arrives at the same mbarrier of the thread block `rank` of the cluster,
+// which may be this one.
 FASTSIM_DEVICE void barrier_arrive(uint32_t barrier, int rank) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
@@ -155,8 +159,8 @@ FASTSIM_DEVICE void barrier_arrive(uint32_t barrier, int rank) {
       "r"(rank)
       : "memory");
 }
-// mbarrier.try_wait.parity: until the present phase is not of this parity, so that it tells a
-// phase from the one before it alone.
+// mbarrier.try_wait.parity: waits while the mbarrier's current phase has this parity. So it cannot
+// tell apart phases of the same parity: it tells a phase from the one before it, and from no other.
 FASTSIM_DEVICE void barrier_wait(uint32_t barrier, int parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -169,7 +173,8 @@ FASTSIM_DEVICE void barrier_wait(uint32_t barrier, int parity) {
       : "memory");
 }
 
-// cp.async.bulk.tensor: the box of the map at (column, row) to this block's memory.
+// cp.async.bulk.tensor: loads the box at (column, row) of the tensor map to this thread block's
+// shared memory. The mbarrier counts its bytes.
 FASTSIM_DEVICE void bulk_load(uint32_t to, const TensorMap& map, int column, int row,
                               uint32_t barrier) {
   asm volatile(
@@ -178,8 +183,8 @@ FASTSIM_DEVICE void bulk_load(uint32_t to, const TensorMap& map, int column, int
       "l"(&map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
-// cp.async.bulk.tensor.multicast: the same to every block of the cluster whose bit is in `blocks`,
-// at the same address.
+// cp.async.bulk.tensor.multicast: loads the box to every thread block of the cluster whose bit is
+// set in `blocks`, at the same address in each.
 FASTSIM_DEVICE void bulk_load_shared(uint32_t to, const TensorMap& map, int column, int row,
                                      uint32_t barrier, uint16_t blocks) {
   asm volatile(
@@ -188,7 +193,7 @@ FASTSIM_DEVICE void bulk_load_shared(uint32_t to, const TensorMap& map, int colu
       "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
       : "memory");
 }
-// cp.async.bulk.tensor, from shared memory
+// cp.async.bulk.tensor: stores a box from shared memory to (column, row) of the tensor map.
 FASTSIM_DEVICE void bulk_store(const TensorMap& map, int column, int row, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
                    &map),
@@ -197,17 +202,20 @@ FASTSIM_DEVICE void bulk_store(const TensorMap& map, int column, int row, uint32
 }
 // cp.async.bulk.commit_group
 FASTSIM_DEVICE void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;"); }
-// cp.async.bulk.wait_group.read: until the stores of this thread have read their memory.
+// cp.async.bulk.wait_group.read: waits until this thread's stores have read shared memory.
 FASTSIM_DEVICE void bulk_store_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// cp.async.bulk.wait_group: until they are done
+// cp.async.bulk.wait_group: waits until this thread's stores are complete.
 FASTSIM_DEVICE void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// fence.proxy.async: makes this thread's writes to shared memory known to bulk copies.
+// fence.proxy.async: makes this thread's writes to shared memory visible to TMA.
 FASTSIM_DEVICE void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence, wgmma.commit_group, wgmma.wait_group
-FASTSIM_DEVICE void group_product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.fence, wgmma.commit_group, wgmma.wait_group: the last waits until at most N groups of
+// products are in flight.
+FASTSIM_DEVICE void group_product_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 FASTSIM_DEVICE void group_product_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -227,8 +235,8 @@ FASTSIM_DEVICE void group_product_wait() {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-// wgmma.mma_async: d += a b^T for 64 rows of a, 128 of b and 32 bytes of depth, all rows of 128
-// bytes.
+// wgmma.mma_async: d += a b^T for 64 rows of a, 128 rows of b and 32 bytes of depth. `a` and `b`
+// are descriptors of operands with rows of 128 bytes.
 FASTSIM_DEVICE void group_multiply(float (&d)[16][4], uint64_t a, uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " FASTSIM_REGISTERS
                "%64, %65, 1, 1, 1, 0, 0;"

@@ -1,4 +1,5 @@
-// Launches of the tile kernels: which engine, what it needs, every call checked.
+// Launches of the tile kernels: the choice of the engine, its tensor maps and its grid. Every CUDA
+// call is checked.
 #pragma once
 
 #include <type_traits>
@@ -12,9 +13,10 @@ namespace fastsim {
 
 // ---- kernels ----
 
-// Code that the other engine serves on its architecture is left out of it. Who runs it all the
-// same (a library of several architectures may have code for 9.0 beside that for 9.0a) ends with
-// an error, not with what happened to be in the outputs.
+// Whether the portable engine has code for a product on the architecture that is compiled. On
+// sm_90a the other engine serves float16 operands, so the code for these is left out here. If it is
+// launched all the same (a library of several architectures may have code for 9.0 beside that for
+// 9.0a), the kernel traps. Without the trap the outputs would keep what happened to be in them.
 #if defined(FASTSIM_HOPPER_CODE) && !defined(FASTSIM_EMULATED)
 template <class Product>
 constexpr bool kServed = !std::is_same_v<Product, portable::Half>;
@@ -23,7 +25,8 @@ template <class Product>
 constexpr bool kServed = true;
 #endif
 
-// Two blocks on a multiprocessor; products in full take all its registers for one.
+// Thread blocks that run on a multiprocessor at once: two. The product in full float32 takes all
+// registers of a multiprocessor for one thread block.
 template <class Product>
 constexpr int kBlocks = std::is_same_v<Product, portable::Full> ? 1 : 2;
 
@@ -59,10 +62,12 @@ void launch_portable(const Launch& l, const Epilogue& epilogue) {
                 l.stream, l.operands, l.grid, l.panel, epilogue);
 }
 
-// Rows of `row_bytes` at `data`, `width` halves of them, by boxes of 128 bytes x box_rows.
+// The tensor map of a float16 matrix (rows, width) at `data`, whose rows are `row_bytes` apart. Its
+// boxes are 128 bytes wide and `box_rows` high.
 TensorMap tensor_map(const void* data, int64_t width, int64_t rows, int64_t row_bytes,
                      int box_rows);
 
+// The number of multiprocessors of the current device.
 int multiprocessors();
 
 template <class Epilogue>
@@ -76,15 +81,15 @@ void launch_hopper(const Launch& l, const Epilogue& epilogue) {
                                                     g.row1 - g.row0, 2 * l.panel.stride,
                                                     hopper::kRowsOfPanel)
                                        : x;
-  const int64_t pairs = g.count(hopper::kCluster), most = multiprocessors() / hopper::kCluster;
-  const unsigned clusters = static_cast<unsigned>(pairs < most ? pairs : most);
+  const int64_t works = g.count(hopper::kCluster), limit = multiprocessors() / hopper::kCluster;
+  const unsigned clusters = static_cast<unsigned>(works < limit ? works : limit);
   launch_kernel(
       hopper_tiles<Epilogue>,
       {clusters * hopper::kCluster, hopper::kThreads, hopper::kSharedBytes, hopper::kCluster},
       l.stream, x, y, panel, g, static_cast<int>(o.row_bytes / hopper::kRowBytes), epilogue);
 }
 
-// Whether this device runs the sm_90a code of the library.
+// Whether the current device runs the sm_90a code of the library.
 bool on_hopper();
 
 template <class Epilogue>

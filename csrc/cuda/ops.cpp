@@ -1,5 +1,6 @@
-// Registers the CUDA kernels as torch.ops.fastsim_cuda.*: stable ABI, every output given by the
-// caller, the stream as a number. fastsim/backends/cuda is the only caller.
+// Registers the CUDA kernels as operators torch.ops.fastsim_cuda.*, through torch's stable ABI. The
+// caller allocates every output and passes the stream as a number. fastsim/backends/cuda is the
+// only caller.
 
 #include <string>
 #include <type_traits>
@@ -7,7 +8,7 @@
 #include "arguments.h"
 #include "tensors.h"
 
-// The dispatch key; the emulator of the tests serves tensors on the CPU.
+// The dispatch key of the operators. With the emulator, tests pass tensors on the CPU.
 #if defined(FASTSIM_EMULATED)
 #define FASTSIM_KEY CPU
 #else
@@ -37,7 +38,7 @@ constexpr ScalarType kTypeOf<int32_t> = ScalarType::Int;
 template <>
 constexpr ScalarType kTypeOf<int64_t> = ScalarType::Long;
 
-// The elements of a contiguous tensor, checked to be of type T.
+// The elements of a tensor, which has to be contiguous and of type T. Null for a tensor not given.
 template <class T>
 T* pointer(const Tensor& t) {
   STD_TORCH_CHECK(on_device(t), "fastsim: a tensor on a GPU");
@@ -52,7 +53,7 @@ T* pointer(const Optional& t) {
 const float* input(const Tensor& t) { return pointer<const float>(t); }
 const float* input(const Optional& t) { return pointer<const float>(t); }
 
-// By the names of fastsim/backends/cuda/passes.py.
+// The Product of this name; fastsim/backends/cuda/passes.py has the same names.
 Product product_of(const std::string& name) {
   if (name == "half") return Product::half;
   if (name == "tf32") return Product::tf32;
@@ -64,7 +65,8 @@ void* stream_of(int64_t stream) { return reinterpret_cast<void*>(stream); }
 
 int64_t in_tiles(int64_t count) { return (count + kTile - 1) / kTile; }
 
-// x (N, K) and y (M, K) unit rows, both padded to lines of 128 bytes and `width` elements apart.
+// The operands made of unit rows x (N, K) and y (M, K). The rows of both are padded to whole lines
+// of 128 bytes and have the same stride.
 Operands operands(const Tensor& x, const Tensor& y, Product kind) {
   const ScalarType wanted = kind == Product::half ? ScalarType::Half : ScalarType::Float;
   const int64_t size = kind == Product::half ? 2 : 4, row_bytes = x.stride(0) * size;
@@ -112,11 +114,12 @@ Pairs pairs_of(const Optional& positives, const Optional& row_ids, const Optiona
           static_cast<float>(negative_target), skip};
 }
 
-// What every operator over tiles opens with.
+// The first arguments of every operator over tiles, their schema, and the Pairs and the launch made
+// of them.
 #define TILES                                                                                    \
   Tensor x, Tensor y, std::string product, int64_t row0, int64_t row1, int64_t column0,          \
       int64_t column1, Optional positives, Optional row_ids, Optional column_ids,                \
-      Optional row_groups, Optional column_groups, Optional dense, double negative_target,             \
+      Optional row_groups, Optional column_groups, Optional dense, double negative_target,       \
       std::string skip, int64_t stream
 #define TILES_SCHEMA                                                                             \
   "(Tensor x, Tensor y, str product, int row0, int row1, int column0, int column1, "             \
@@ -156,7 +159,8 @@ void softmax_score_grad(TILES, Tensor scale, double margin, Tensor row_top, Tens
 
 void sigmoid(TILES, Tensor scale, Tensor bias, Optional loss, Optional score_grad, Optional weights,
              Optional panel) {
-  STD_TORCH_CHECK(weights.has_value() == panel.has_value() && loss.has_value() == score_grad.has_value(),
+  STD_TORCH_CHECK(weights.has_value() == panel.has_value() &&
+                      loss.has_value() == score_grad.has_value(),
                   "fastsim: weights with a panel, losses with score_grads");
   LAUNCH(panel, SigmoidBoth{PAIRS, input(scale), input(bias), input(weights), pointer<float>(loss),
                             pointer<float>(score_grad)});
@@ -174,8 +178,9 @@ void levels_forward(TILES, Tensor scale, Tensor levels, Tensor partials) {
 
 void levels_score_grad(TILES, Tensor scale, Tensor levels, Tensor high, Tensor up, Tensor low,
                   Tensor down, Tensor panel) {
-  LAUNCH(panel, LevelsScoreGrad{PAIRS, input(scale), input(levels), static_cast<int>(levels.numel()),
-                            input(high), input(up), input(low), input(down)});
+  LAUNCH(panel, LevelsScoreGrad{PAIRS, input(scale), input(levels),
+                                static_cast<int>(levels.numel()), input(high), input(up),
+                                input(low), input(down)});
 }
 
 void closest(TILES, Optional ceiling, Tensor top, Tensor column) {
@@ -185,7 +190,8 @@ void closest(TILES, Optional ceiling, Tensor top, Tensor column) {
 
 #undef LAUNCH
 
-// The score of row i of x and row i of y, by the products of the tiles.
+// Writes the score of row i of x and row i of y to out[i]. It is computed by the same products as
+// the tiles.
 void diagonal(Tensor x, Tensor y, std::string product, Tensor out, int64_t stream) {
   const OnDevice on(x.get_device());
   Launch l = launch(x, y, product_of(product), 0, x.size(0), 0, y.size(0), Skip::nothing,

@@ -1,6 +1,7 @@
-// The engine for every GPU since sm_80: a tile per block, operands by cp.async in three stages,
-// products of warps; two blocks per multiprocessor, so that one's epilogue runs under the other's
-// products. Consumer cards have 100 KB of shared memory: 48 for each block, and 1 of the system's.
+// The engine for every GPU from sm_80 on. Each thread block has one tile. It loads the operands by
+// cp.async into three stages, and each of its warps multiplies. Two thread blocks run on a
+// multiprocessor, so that the epilogue of one overlaps the products of the other. Consumer cards
+// have 100 KB of shared memory, of which each block takes 48 KB and the system 1 KB a block.
 #pragma once
 
 #include "tile.cuh"
@@ -9,11 +10,11 @@ namespace fastsim {
 namespace portable {
 
 constexpr int kStages = 3;
-constexpr int kRowBytes = 64;                           // of an operand in a stage
+constexpr int kRowBytes = 64;                           // of a row of an operand in a stage
 constexpr int kOperandBytes = kTile * kRowBytes;
 constexpr int kStageBytes = 2 * kOperandBytes;
 constexpr int kSharedBytes = kStages * kStageBytes;
-// In the place of the stages the epilogue has its staging memory and scratch memory.
+// The epilogue has its staging memory and its scratch memory in the place of the stages.
 constexpr int kScratchAt = kTile / PortableShape::parts * kPitch * sizeof(float);
 static_assert(kScratchAt + kScratch * sizeof(float) <= kSharedBytes);
 static_assert(2 * (kSharedBytes + 1024) <= 100 << 10);
@@ -26,8 +27,8 @@ struct Tile : TileBase<PortableShape, Element> {
   FASTSIM_DEVICE void sync() const { block_sync(); }
   FASTSIM_DEVICE void acquire_staging() const { block_sync(); }
 
-  // Through shared memory, so that whole lines are written. A panel's row is padded to whole
-  // chunks.
+  // Writes the score gradients to the panel, through shared memory, so that whole lines are
+  // written. Each row of a panel is padded to whole chunks of 16 bytes.
   FASTSIM_DEVICE void store(const typename Base::Scores& s) const {
     constexpr int chunk = 16 / sizeof(Element), parts = PortableShape::parts;
     constexpr int height = kTile / parts, blocks = PortableShape::row_blocks / parts;
@@ -61,8 +62,10 @@ struct Tile : TileBase<PortableShape, Element> {
   }
 };
 
-// ---- products of 32 bytes of depth ----
+// ---- products ----
 
+// A product names the type of the operands' elements. multiply() adds the product of fragments a
+// and (b0, b1) of the operands, 32 bytes deep, to the fragment d of the scores.
 struct Half {
   using Element = __half;
   FASTSIM_DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -83,24 +86,25 @@ struct Full {
 
 using Scores = TileBase<PortableShape, float>::Scores;
 
+// Adds the products of a stage's operands x and y to the scores.
 template <class Product>
 FASTSIM_DEVICE void multiply_stage(Product, const char* x, const char* y, int thread, Scores& s) {
-  const int lane = thread % kWarp, matrix = lane / 8, line = lane % 8;
+  const int lane = thread % kWarp, matrix = lane / 8, matrix_row = lane % 8;
   const int first = thread / kWarp * kWarp, column0 = PortableShape::column_of(first, 0, 0);
-  const uint32_t from_x = shared_address(x), from_y = shared_address(y);
+  const uint32_t x_address = shared_address(x), y_address = shared_address(y);
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
     uint32_t a[PortableShape::row_blocks][4];
 #pragma unroll
     for (int i = 0; i < PortableShape::row_blocks; ++i) {
-      const int row = PortableShape::row_of(first, i, 0) + matrix % 2 * 8 + line;
-      load_matrices(a[i], from_x + swizzled64(row, 2 * piece + matrix / 2));
+      const int row = PortableShape::row_of(first, i, 0) + matrix % 2 * 8 + matrix_row;
+      load_matrices(a[i], x_address + swizzled64(row, 2 * piece + matrix / 2));
     }
 #pragma unroll
     for (int j = 0; j < PortableShape::column_blocks; j += 2) {
       uint32_t b[4];
-      const int row = column0 + 8 * j + matrix / 2 * 8 + line;
-      load_matrices(b, from_y + swizzled64(row, 2 * piece + matrix % 2));
+      const int row = column0 + 8 * j + matrix / 2 * 8 + matrix_row;
+      load_matrices(b, y_address + swizzled64(row, 2 * piece + matrix % 2));
 #pragma unroll
       for (int i = 0; i < PortableShape::row_blocks; ++i) {
         Product::multiply(s[i][j], a[i], b[0], b[1]);
@@ -110,7 +114,7 @@ FASTSIM_DEVICE void multiply_stage(Product, const char* x, const char* y, int th
   }
 }
 
-// In float32 throughout, each thread its own scores.
+// The same for products in full float32: each thread computes its own scores with FMA.
 FASTSIM_DEVICE void multiply_stage(Full, const char* x, const char* y, int thread, Scores& s) {
 #pragma unroll 1
   for (int k = 0; k < kRowBytes / 8; ++k) {
@@ -143,22 +147,24 @@ FASTSIM_DEVICE void multiply_stage(Full, const char* x, const char* y, int threa
   }
 }
 
-// The rows of both operands in one step of depth; rows past the end are zeros.
+// Starts copies of the tile's rows of both operands to a stage, for one step of their depth. Rows
+// past the end are zeros.
 FASTSIM_DEVICE void load_stage(const Operands& o, char* stage, int row0, int column0, int step,
                                int thread) {
 #pragma unroll
   for (int i = 0; i < 2 * kTile * 4 / PortableShape::threads; ++i) {
-    const int at = thread + i * PortableShape::threads, chunk = at % 4, line = at / 4;
-    const bool left = line < kTile;
-    const int row = left ? row0 + line : column0 + line - kTile;
-    const bool inside = row < (left ? o.x_rows : o.y_rows);
-    const char* from = static_cast<const char*>(left ? o.x : o.y) +
-                       (inside ? row : 0) * o.row_bytes + int64_t{step} * kRowBytes + chunk * 16;
-    copy_async(shared_address(stage) + (left ? 0 : kOperandBytes) + swizzled64(line % kTile, chunk),
-               from, inside);
+    const int index = thread + i * PortableShape::threads, chunk = index % 4, line = index / 4;
+    const bool is_x = line < kTile;
+    const int row = is_x ? row0 + line : column0 + line - kTile;
+    const bool inside = row < (is_x ? o.x_rows : o.y_rows);
+    const char* source = static_cast<const char*>(is_x ? o.x : o.y) +
+                         (inside ? row : 0) * o.row_bytes + int64_t{step} * kRowBytes + chunk * 16;
+    copy_async(shared_address(stage) + (is_x ? 0 : kOperandBytes) + swizzled64(line % kTile, chunk),
+               source, inside);
   }
 }
 
+// Adds the products of `steps` steps of depth to the scores of the tile at (row0, column0).
 template <class Product>
 FASTSIM_DEVICE void multiply(const Operands& o, int row0, int column0, int steps, int thread,
                              Scores& s) {
@@ -171,7 +177,7 @@ FASTSIM_DEVICE void multiply(const Operands& o, int row0, int column0, int steps
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     copy_async_wait<kStages - 2>();
-    block_sync();  // the stage is there, and the one before it read by all
+    block_sync();  // the stage is there, and all threads have read the one before it
     const int next = step + kStages - 1;
     if (next < steps) {
       load_stage(o, stages + next % kStages * kStageBytes, row0, column0, next, thread);
@@ -180,7 +186,7 @@ FASTSIM_DEVICE void multiply(const Operands& o, int row0, int column0, int steps
     const char* stage = stages + step % kStages * kStageBytes;
     multiply_stage(Product{}, stage, stage + kOperandBytes, thread, s);
   }
-  block_sync();  // no copy is under way, and all have read the last stage
+  block_sync();  // no copy is under way, and all threads have read the last stage
 }
 
 template <class Product, class Epilogue>
@@ -191,7 +197,8 @@ FASTSIM_DEVICE void run(const Operands& operands, const Grid& grid, const Panel&
   Tile<typename Product::Element> tile{{grid, thread_index(), place.row, place.column, memory,
                                         reinterpret_cast<float*>(memory + kScratchAt)},
                                        panel};
-  const int steps = grid.has_product(place, 1) ? static_cast<int>(operands.row_bytes / kRowBytes) : 0;
+  const int steps =
+      grid.has_product(place, 1) ? static_cast<int>(operands.row_bytes / kRowBytes) : 0;
   Scores s{};
   multiply<Product>(operands, tile.row0(), tile.column0(), steps, tile.thread, s);
   epilogue(tile, s);

@@ -1,4 +1,5 @@
-// Unit rows and the gradient through them, a warp per row; partial sums of exponentials merged.
+// Unit rows and the gradient through them, with one warp for each row; the merge of partial sums of
+// exponentials.
 #include <cfloat>
 #include <type_traits>
 
@@ -10,7 +11,7 @@ namespace fastsim {
 
 namespace {
 
-constexpr int kRows = 4;  // of a block
+constexpr int kRows = 4;  // of a thread block
 constexpr int kMergeThreads = 128;
 
 FASTSIM_DEVICE float to_float(float x) { return x; }
@@ -21,14 +22,15 @@ FASTSIM_DEVICE void write(__half* to, float x, bool) { *to = __float2half_rn(x);
 FASTSIM_DEVICE void write(__nv_bfloat16* to, float x, bool) { *to = __float2bfloat16_rn(x); }
 FASTSIM_DEVICE void write(float* to, float x, bool tf32) { *to = tf32 ? round_to_tf32(x) : x; }
 
-// The order of the sum is the same in every lane, so all lanes have the same bits.
+// The sum of x over the lanes of a warp, in every lane. The order of the sum is the same in every
+// lane, so all lanes have the same bits.
 FASTSIM_DEVICE double sum_of_lanes(double x) {
 #pragma unroll
   for (int mask = 1; mask < kWarp; mask *= 2) x += lane_exchange(x, mask);
   return x;
 }
 
-// A row of the caller's matrix in its own dtype.
+// A row of the caller's matrix, read in the matrix's dtype.
 template <class In>
 struct Row {
   const In* data;
@@ -48,22 +50,22 @@ __global__ void __launch_bounds__(kRows* kWarp)
   const int64_t row = int64_t{block_index()} * kRows + thread_index() / kWarp;
   const int lane = thread_index() % kWarp;
   if (row >= rows) return;
-  const Row<In> from = row_of<In>(x, row);
+  const Row<In> source = row_of<In>(x, row);
   float factor = 1.0f;
   if (inverse) {
-    // In float64: the squares of float32 numbers pass its range.
-    double square = 0.0;
+    // In float64, because the squares of float32 numbers exceed the range of float32.
+    double square_sum = 0.0;
     for (int64_t k = lane; k < depth; k += kWarp) {
-      const double value = from(k);
-      square = fused(value, value, square);
+      const double value = source(k);
+      square_sum = fused(value, value, square_sum);
     }
-    const double norm = sqrt(sum_of_lanes(square));
+    const double norm = sqrt(sum_of_lanes(square_sum));
     factor = norm < static_cast<double>(FLT_MIN) ? 0.0f : static_cast<float>(1.0 / norm);
     if (lane == 0) inverse[row] = factor;
   }
-  Out* to = unit + row * width;
+  Out* out = unit + row * width;
   for (int64_t k = lane; k < width; k += kWarp) {
-    write(to + k, k < depth ? from(k) * factor : 0.0f, tf32);
+    write(out + k, k < depth ? source(k) * factor : 0.0f, tf32);
   }
 }
 
@@ -74,40 +76,40 @@ __global__ void __launch_bounds__(kRows* kWarp)
   const int64_t row = int64_t{block_index()} * kRows + thread_index() / kWarp;
   const int lane = thread_index() % kWarp;
   if (row >= rows) return;
-  const Row<In> from = row_of<In>(x, row);
+  const Row<In> source = row_of<In>(x, row);
   const float* g = grad_unit + row * depth;
   const float r = inverse[row];
   double dot = 0.0;
   for (int64_t k = lane; k < depth; k += kWarp) {
-    dot = fused(static_cast<double>(from(k)), static_cast<double>(g[k]), dot);
+    dot = fused(static_cast<double>(source(k)), static_cast<double>(g[k]), dot);
   }
-  const float along = static_cast<float>(sum_of_lanes(dot) * r);
-  if (lane == 0) dots[row] = along;
-  const float outer = *factor * r, pull = along * r;
+  const float unit_dot = static_cast<float>(sum_of_lanes(dot) * r);
+  if (lane == 0) dots[row] = unit_dot;
+  const float row_factor = *factor * r, unit_factor = unit_dot * r;
   for (int64_t k = lane; k < depth; k += kWarp) {
-    write(grad + row * depth + k, outer * (g[k] - pull * from(k)), false);
+    write(grad + row * depth + k, row_factor * (g[k] - unit_factor * source(k)), false);
   }
 }
 
 __global__ void merge_kernel(const float* tops, const float* sums, int64_t tiles, int64_t count,
                              const float* scale, bool running, float* top, float* sum) {
-  const int64_t at = int64_t{block_index()} * kMergeThreads + thread_index();
-  if (at >= count) return;
+  const int64_t index = int64_t{block_index()} * kMergeThreads + thread_index();
+  if (index >= count) return;
   const Softmax<float> softmax{*scale};
-  float most = running ? top[at] : kLeftOut<float>;
-  double total = running ? sum[at] : 0.0f;
+  float maximum = running ? top[index] : kLeftOut<float>;
+  double total = running ? sum[index] : 0.0f;
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    const float other = tops[tile * count + at];
-    const float both = fmaxf(most, other);
-    total = total * softmax.share(most, both) +
-            static_cast<double>(sums[tile * count + at]) * softmax.share(other, both);
-    most = both;
+    const float tile_top = tops[tile * count + index];
+    const float merged_top = fmaxf(maximum, tile_top);
+    total = total * softmax.share(maximum, merged_top) +
+            static_cast<double>(sums[tile * count + index]) * softmax.share(tile_top, merged_top);
+    maximum = merged_top;
   }
-  top[at] = most;
-  sum[at] = static_cast<float>(total);
+  top[index] = maximum;
+  sum[index] = static_cast<float>(total);
 }
 
-// f(a value of the dtype)
+// Calls f with a value of the C++ type that `dtype` names.
 template <class F>
 void with_dtype(Dtype dtype, const F& f) {
   switch (dtype) {

@@ -1,6 +1,7 @@
-// Running log-sum-exps of a list from both ends at once, for CoSENT: the total of each part, a
-// running total of those, then the parts with what lies before them. CUB's scan of a block; not
-// its scan of a device, whose order of additions differs from run to run.
+// Running log-sum-exps of a list, from both ends at once, for CoSENT. There are three kernels: the
+// first computes the total of each part of the list, the second the total of all parts before each
+// part, and the third scans each part and joins the result with the total before it. They use the
+// block-wide scan of CUB: the order of additions of its device-wide scan differs from run to run.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
@@ -12,27 +13,30 @@ namespace fastsim {
 
 namespace {
 
-constexpr int kThreads = 256, kItems = 4;
-constexpr int kPart = kThreads * kItems;
+constexpr int kThreads = 256, kItems = 4;  // kItems: logits of a thread
+constexpr int kPart = kThreads * kItems;   // logits of a part
 
-// A sum of exponentials, kept with its maximum, so that any spread of logits is safe.
+// A sum of exponentials relative to `top`, the maximum of the logits, so that logits of any spread
+// neither overflow nor vanish.
 struct Running {
   double top, sum;
 };
 constexpr double kNothing = kLeftOut<double>;
 
-FASTSIM_DEVICE double share(double top, double both) {
-  return exponential(static_cast<float>(top - both));
+// What a sum relative to `top` is multiplied by to be relative to `joined_top`.
+FASTSIM_DEVICE double share(double top, double joined_top) {
+  return exponential(static_cast<float>(top - joined_top));
 }
 
 struct Join {
   FASTSIM_DEVICE Running operator()(const Running& a, const Running& b) const {
-    const double both = fmax(a.top, b.top);
-    return {both, a.sum * share(a.top, both) + b.sum * share(b.top, both)};
+    const double joined_top = fmax(a.top, b.top);
+    return {joined_top, a.sum * share(a.top, joined_top) + b.sum * share(b.top, joined_top)};
   }
 };
 
-// Place `step` of a direction: forward over the logits or backward over their negatives.
+// The index of the logit at `step` of a scan: forward over the logits, or backward over the negated
+// logits.
 FASTSIM_DEVICE int64_t place_of(int64_t step, int64_t count, bool backward) {
   return backward ? count - 1 - step : step;
 }
@@ -55,18 +59,19 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) totals[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = total;
 }
 
-// Totals of parts -> what lies before each.
+// Replaces the total of each part by the total of all parts before it. Each of the two thread
+// blocks takes one direction.
 __global__ void __launch_bounds__(kThreads) carries_kernel(Running* totals, int64_t parts) {
   using Scan = cub::BlockScan<Running, kThreads>;
   __shared__ typename Scan::TempStorage storage;
-  Running* mine = totals + blockIdx.x * parts;
+  Running* part_totals = totals + blockIdx.x * parts;
   Running before{kNothing, 0.0};
   for (int64_t first = 0; first < parts; first += kThreads) {
-    const int64_t at = first + threadIdx.x;
-    Running held = at < parts ? mine[at] : Running{kNothing, 0.0}, all;
-    Scan(storage).ExclusiveScan(held, held, Running{kNothing, 0.0}, Join{}, all);
-    if (at < parts) mine[at] = Join{}(before, held);
-    before = Join{}(before, all);
+    const int64_t part = first + threadIdx.x;
+    Running total = part < parts ? part_totals[part] : Running{kNothing, 0.0}, chunk_total;
+    Scan(storage).ExclusiveScan(total, total, Running{kNothing, 0.0}, Join{}, chunk_total);
+    if (part < parts) part_totals[part] = Join{}(before, total);
+    before = Join{}(before, chunk_total);
     __syncthreads();
   }
 }
@@ -85,8 +90,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     if (first + i >= count) break;
-    const Running all = Join{}(before, items[i]);
-    out[(backward ? count : 0) + place_of(first + i, count, backward)] = all.top + log(all.sum);
+    const Running total = Join{}(before, items[i]);
+    out[(backward ? count : 0) + place_of(first + i, count, backward)] = total.top + log(total.sum);
   }
 }
 

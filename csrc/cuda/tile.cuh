@@ -1,5 +1,7 @@
-// A tile of scores in the registers of the threads that share it: where each score belongs, which
-// pairs take part, what their targets are, and sums over rows, columns and the whole tile.
+// A tile of scores in the registers of the threads that share it: the row and column of each score,
+// which pairs are left out, the targets of the others, and reductions over rows, columns and the
+// whole tile. layout.h says which scores a thread holds, and what row blocks, column blocks and the
+// elements `e` of a fragment are.
 #pragma once
 
 #include "arguments.h"
@@ -8,10 +10,11 @@
 
 namespace fastsim {
 
-constexpr int kScratch = 8 * kTile;  // floats that the reductions share
+constexpr int kScratch = 8 * kTile;  // floats of scratch memory, which the reductions share
 
-// What the engines' tiles have in common. `Engine` adds: sync(), all threads of the tile;
-// acquire_staging(), after which `staging` may be written; store(s), score gradients to the panel.
+// What the tiles of both engines have in common. The Tile of each engine adds three functions:
+// sync() is a barrier of all threads of the tile, acquire_staging() returns once `staging` may be
+// written, and store(s) writes score gradients to the panel.
 template <class Shape_, class Element_>
 struct TileBase {
   using Shape = Shape_;
@@ -19,10 +22,10 @@ struct TileBase {
   using Scores = float[Shape::row_blocks][Shape::column_blocks][4];
 
   const Grid& grid;
-  int thread;             // 0 to Shape::threads - 1
-  int tile_row, tile_column;
-  char* staging;          // kTile / parts rows of kPitch floats
-  float* scratch;
+  int thread;                 // 0 to Shape::threads - 1
+  int tile_row, tile_column;  // the tile's position in the block, in tiles
+  char* staging;              // shared memory for kTile / parts rows of kPitch floats
+  float* scratch;             // shared memory for kScratch floats
 
   FASTSIM_DEVICE int row0() const { return grid.row0 + tile_row * kTile; }
   FASTSIM_DEVICE int column0() const { return grid.column0 + tile_column * kTile; }
@@ -34,15 +37,17 @@ struct TileBase {
   }
   FASTSIM_DEVICE bool in_rows(int row) const { return row < grid.row1; }
   FASTSIM_DEVICE bool in_columns(int column) const { return column < grid.column1; }
-  // Forgets what the compiler knows of the thread's place: it would keep what several loops over
-  // the scores have in common in registers that they do not leave.
+  // Hides the thread's index from the compiler. Otherwise the compiler would compute once what
+  // several loops over the scores have in common, and keep it in registers. The loops leave no
+  // registers for that.
   FASTSIM_DEVICE void forget() { conceal(thread); }
   FASTSIM_DEVICE int lane() const { return thread % kWarp; }
   FASTSIM_DEVICE int warp() const { return thread / kWarp; }
   FASTSIM_DEVICE int first_lane() const { return warp() * kWarp; }
 };
 
-// f(block, e) for the thread's rows: elements e and e + 1 share one, so e is 0 or 2.
+// Calls f(row block, e) for each of the thread's rows. Elements e and e + 1 are in the same row, so
+// e is 0 or 2.
 template <class Tile, class F>
 FASTSIM_DEVICE void for_rows(const F& f) {
 #pragma unroll
@@ -52,16 +57,17 @@ FASTSIM_DEVICE void for_rows(const F& f) {
   }
 }
 
-// The thread's rows, one number each.
+// A number for each of the thread's rows.
 template <class T, class Tile>
 struct PerRow {
   T values[Tile::Shape::row_blocks][2];
   FASTSIM_DEVICE T& operator()(int block, int e) { return values[block][e / 2]; }
 };
 
-// f(score, row block, column block, e) for the thread's scores of one row block, as far as there
-// are columns. Asked every few blocks, whose code is then by itself: in one piece the compiler
-// would have more scores under way than there are registers for.
+// Calls f(score, row block, column block, e) for the thread's scores of row block i, up to the
+// grid's last column. Once in `together` column blocks it checks whether columns are left. The
+// check also splits the code: in one piece, the compiler would have more scores in flight than
+// there are registers for.
 template <class Tile, class F>
 FASTSIM_DEVICE void for_block(const Tile& tile, typename Tile::Scores& s, int i, const F& f) {
   constexpr int together = Tile::Shape::together;
@@ -74,43 +80,47 @@ FASTSIM_DEVICE void for_block(const Tile& tile, typename Tile::Scores& s, int i,
     for (int j = first; j < first + together; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        conceal(s[i][j][e]);  // what loops have in common is not kept from one to the next
+        conceal(s[i][j][e]);  // so that no result of one loop is kept for the next
         f(s[i][j][e], i, j, e);
       }
     }
   }
 }
+// The same for all row blocks of the thread.
 template <class Tile, class F>
 FASTSIM_DEVICE void for_scores(const Tile& tile, typename Tile::Scores& s, const F& f) {
 #pragma unroll
   for (int i = 0; i < Tile::Shape::row_blocks; ++i) for_block(tile, s, i, f);
 }
 
-// A number for each of the two rows of a row block.
+// A number for each of the thread's two rows of a row block.
 template <class T>
 struct Two {
   T values[2];
   FASTSIM_DEVICE T& operator()(int e) { return values[e / 2]; }
 };
 
-// `from` at the rows of the whole matrix, `otherwise` past the edge or where there is none.
+// The numbers of the thread's two rows of row block i. `vector` is indexed by the rows of the whole
+// matrix. A row past the edge has the number `fallback`, and so have all rows if `vector` is null.
 template <class T, class Tile>
-FASTSIM_DEVICE Two<T> load_rows(const Tile& tile, int i, const T* from, T otherwise) {
+FASTSIM_DEVICE Two<T> load_rows(const Tile& tile, int i, const T* vector, T fallback) {
   const int upper = tile.row(i, 0), lower = tile.row(i, 2);
-  return {from && tile.in_rows(upper) ? from[upper] : otherwise,
-          from && tile.in_rows(lower) ? from[lower] : otherwise};
+  return {vector && tile.in_rows(upper) ? vector[upper] : fallback,
+          vector && tile.in_rows(lower) ? vector[lower] : fallback};
 }
 
-// Numbers of the tile's columns in scratch memory for everyone, `otherwise` past the edge: slot 0
-// or 1, until the next reduction. The caller synchronises once all are staged.
+// Copies the numbers of the tile's columns to scratch memory, for all threads of the tile. A column
+// past the edge has the number `fallback`. `vector` is indexed by the columns of the whole matrix.
+// There are two slots, 0 and 1, which are valid until the next reduction. The caller synchronises
+// once after all copies.
 template <class Tile, class T>
-FASTSIM_DEVICE const T* stage_columns(const Tile& tile, int slot, const T* from, T otherwise) {
-  T* held = reinterpret_cast<T*>(tile.scratch + slot * kScratch / 2);
+FASTSIM_DEVICE const T* stage_columns(const Tile& tile, int slot, const T* vector, T fallback) {
+  T* staged = reinterpret_cast<T*>(tile.scratch + slot * kScratch / 2);
   if (tile.thread < kTile) {
     const int column = tile.column0() + tile.thread;
-    held[tile.thread] = tile.in_columns(column) ? from[column] : otherwise;
+    staged[tile.thread] = tile.in_columns(column) ? vector[column] : fallback;
   }
-  return held;
+  return staged;
 }
 
 // ---- pairs ----
@@ -121,7 +131,8 @@ struct OwnColumn {
   FASTSIM_DEVICE int operator()(int row) const { return static_cast<int>(positives[row]); }
 };
 
-// Marks the scores of pairs that take no part; most tiles have none.
+// Sets the scores of pairs that are left out, and all scores past the edge, to kLeftOut. Most tiles
+// have none.
 template <class Tile>
 FASTSIM_DEVICE void leave_out(Tile& tile, const Pairs& pairs, typename Tile::Scores& s) {
   const int row_end = tile.row0() + kTile, column_end = tile.column0() + kTile;
@@ -138,56 +149,61 @@ FASTSIM_DEVICE void leave_out(Tile& tile, const Pairs& pairs, typename Tile::Sco
   }
   if (!pairs.row_ids) return;
   tile.forget();
-  // Scratch memory is free: this comes first, and a group's turn was waited for by all of it.
-  const int64_t* held = stage_columns<Tile, int64_t>(tile, 0, pairs.column_ids, 0);
+  // Scratch memory is free without a barrier: leaving out is the first step of an epilogue, and all
+  // threads of a consumer warp group have waited for its turn since they last used the memory.
+  const int64_t* ids = stage_columns<Tile, int64_t>(tile, 0, pairs.column_ids, 0);
   tile.sync();
 #pragma unroll
   for (int i = 0; i < Tile::Shape::row_blocks; ++i) {
     Two<int64_t> id = load_rows<int64_t>(tile, i, pairs.row_ids, 0);
-    Two<int64_t> own = load_rows<int64_t>(tile, i, pairs.positives, -1);
+    Two<int64_t> positive = load_rows<int64_t>(tile, i, pairs.positives, -1);
     for_block(tile, s, i, [&](float& value, int, int j, int e) {
-      const int place = Tile::Shape::column_of(tile.thread, j, e);
-      if (held[place] == id(e) && tile.column0() + place != own(e)) value = kLeftOut<float>;
+      const int offset = Tile::Shape::column_of(tile.thread, j, e);
+      if (ids[offset] == id(e) && tile.column0() + offset != positive(e)) value = kLeftOut<float>;
     });
   }
 }
 
-// f(score, row block, e) for the scores of the rows' own columns that this thread has; few tiles
-// have any.
-template <class Tile, class Own, class F>
-FASTSIM_DEVICE void at_own(Tile& tile, const Own& own, typename Tile::Scores& s, const F& f) {
+// Calls f(score, row block, e) for those of the thread's scores that are in the column wanted(row)
+// of their row. Few tiles have any.
+template <class Tile, class Wanted, class F>
+FASTSIM_DEVICE void at_own(Tile& tile, const Wanted& wanted, typename Tile::Scores& s, const F& f) {
   tile.forget();
   for_rows<Tile>([&](int block, int e) {
     const int row = tile.row(block, e);
-    const int offset = tile.in_rows(row) ? own(row) - tile.column0() : -1;
+    const int offset = tile.in_rows(row) ? wanted(row) - tile.column0() : -1;
     if (offset < 0 || offset >= kTile) return;
 #pragma unroll
     for (int j = 0; j < Tile::Shape::column_blocks; ++j) {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        if (Tile::Shape::column_of(tile.thread, j, odd) == offset) f(s[block][j][e + odd], block, e);
+        if (Tile::Shape::column_of(tile.thread, j, odd) == offset) {
+          f(s[block][j][e + odd], block, e);
+        }
       }
     }
   });
 }
 
+// An element of the caller's matrix as a float.
 FASTSIM_DEVICE float element(const Matrix& m, int row, int column) {
-  const int64_t at = row * m.row_stride + column * m.column_stride;
+  const int64_t index = row * m.row_stride + column * m.column_stride;
   switch (m.dtype) {
-    case Dtype::int8: return static_cast<const int8_t*>(m.data)[at];
-    case Dtype::uint8: return static_cast<const uint8_t*>(m.data)[at];
-    case Dtype::int16: return static_cast<const int16_t*>(m.data)[at];
-    case Dtype::int32: return static_cast<float>(static_cast<const int32_t*>(m.data)[at]);
-    case Dtype::int64: return static_cast<float>(static_cast<const int64_t*>(m.data)[at]);
-    case Dtype::float16: return __half2float(static_cast<const __half*>(m.data)[at]);
-    case Dtype::bfloat16: return __bfloat162float(static_cast<const __nv_bfloat16*>(m.data)[at]);
-    case Dtype::float32: return static_cast<const float*>(m.data)[at];
-    case Dtype::float64: return static_cast<float>(static_cast<const double*>(m.data)[at]);
+    case Dtype::int8: return static_cast<const int8_t*>(m.data)[index];
+    case Dtype::uint8: return static_cast<const uint8_t*>(m.data)[index];
+    case Dtype::int16: return static_cast<const int16_t*>(m.data)[index];
+    case Dtype::int32: return static_cast<float>(static_cast<const int32_t*>(m.data)[index]);
+    case Dtype::int64: return static_cast<float>(static_cast<const int64_t*>(m.data)[index]);
+    case Dtype::float16: return __half2float(static_cast<const __half*>(m.data)[index]);
+    case Dtype::bfloat16: return __bfloat162float(static_cast<const __nv_bfloat16*>(m.data)[index]);
+    case Dtype::float32: return static_cast<const float*>(m.data)[index];
+    case Dtype::float64: return static_cast<float>(static_cast<const double*>(m.data)[index]);
   }
   return 0.0f;
 }
 
-// The rows of a part of the dense targets as floats in the staging memory.
+// Copies the dense targets of one part of the tile (kTile / parts rows) as floats to staging
+// memory.
 template <class Tile>
 FASTSIM_DEVICE void stage_targets(Tile& tile, const Matrix& dense, int part) {
   constexpr int height = kTile / Tile::Shape::parts;
@@ -203,8 +219,8 @@ FASTSIM_DEVICE void stage_targets(Tile& tile, const Matrix& dense, int part) {
   tile.sync();
 }
 
-// f(row block, target), for each row block in turn; target(score, column block, e) is 0 for a
-// pair left out.
+// Calls f(row block, target) for each row block in turn. target(score, column block, e) is the
+// target of a pair, 0 for a pair that is left out.
 template <class Tile, class F>
 FASTSIM_DEVICE void with_targets(Tile& tile, const Pairs& pairs, const F& f) {
   using Shape = typename Tile::Shape;
@@ -225,13 +241,13 @@ FASTSIM_DEVICE void with_targets(Tile& tile, const Pairs& pairs, const F& f) {
     return;
   }
   tile.sync();
-  const int64_t* held = stage_columns<Tile, int64_t>(tile, 0, pairs.column_groups, 0);
+  const int64_t* staged_groups = stage_columns<Tile, int64_t>(tile, 0, pairs.column_groups, 0);
   tile.sync();
 #pragma unroll
   for (int i = 0; i < Shape::row_blocks; ++i) {
     Two<int64_t> group = load_rows<int64_t>(tile, i, pairs.row_groups, 0);
     f(i, [&](float score, int j, int e) {
-      const bool same = held[Shape::column_of(tile.thread, j, e)] == group(e);
+      const bool same = staged_groups[Shape::column_of(tile.thread, j, e)] == group(e);
       return score <= kLeftOut<float> ? 0.0f : same ? 1.0f : pairs.negative_target;
     });
   }
@@ -240,14 +256,15 @@ FASTSIM_DEVICE void with_targets(Tile& tile, const Pairs& pairs, const F& f) {
 // ---- reductions ----
 
 struct Largest {
-  // A NaN is no maximum; it shows in the sums.
+  // A NaN is never the maximum. It shows in the sums.
   FASTSIM_DEVICE float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 struct Sum {
   FASTSIM_DEVICE float operator()(float a, float b) const { return a + b; }
 };
 
-// The thread's share of each row -> the whole row, in every thread that has the row.
+// Reduces the values of each row over the threads that share the row. Before, each thread has the
+// value of its own scores. Afterwards, each of these threads has the value of the tile's whole row.
 template <class Tile, class T, class Op>
 FASTSIM_DEVICE void reduce_rows(Tile& tile, PerRow<T, Tile>& v, const Op& op) {
   for_rows<Tile>([&](int block, int e) {
@@ -256,24 +273,25 @@ FASTSIM_DEVICE void reduce_rows(Tile& tile, PerRow<T, Tile>& v, const Op& op) {
   });
   constexpr int warps = Tile::Shape::column_warps;
   if constexpr (warps > 1) {
-    T* held = reinterpret_cast<T*>(tile.scratch);
-    const int place = tile.warp() % warps;
+    T* warp_values = reinterpret_cast<T*>(tile.scratch);
+    const int column_warp = tile.warp() % warps;
     tile.sync();
     for_rows<Tile>([&](int block, int e) {
       const int row = Tile::Shape::row_of(tile.thread, block, e);
-      if (tile.lane() % 4 == 0) held[place * kTile + row] = v(block, e);
+      if (tile.lane() % 4 == 0) warp_values[column_warp * kTile + row] = v(block, e);
     });
     tile.sync();
     for_rows<Tile>([&](int block, int e) {
       const int row = Tile::Shape::row_of(tile.thread, block, e);
-      T total = held[row];
-      for (int w = 1; w < warps; ++w) total = op(total, held[w * kTile + row]);
+      T total = warp_values[row];
+      for (int w = 1; w < warps; ++w) total = op(total, warp_values[w * kTile + row]);
       v(block, e) = total;
     });
   }
 }
 
-// Row results to their partials, each by one thread.
+// Writes the values of the tile's rows to `partials` (columns of tiles, rows of the block). One
+// thread writes each row.
 template <class Tile, class T>
 FASTSIM_DEVICE void store_rows(const Tile& tile, PerRow<T, Tile>& v, T* partials) {
   if (tile.lane() % 4 != 0 || tile.warp() % Tile::Shape::column_warps != 0) return;
@@ -284,18 +302,21 @@ FASTSIM_DEVICE void store_rows(const Tile& tile, PerRow<T, Tile>& v, T* partials
   });
 }
 
-// Of 2 half values a lane keeps one half and gives its partner the other.
+// One step of a reduction over the lanes of a warp. A lane has 2 * half values. It sends one half
+// of them to its partner, the lane lane ^ mask, and combines the other half with those it receives.
 template <int half, int mask, int count, class Op>
 FASTSIM_DEVICE void reduce_half(int lane, float (&v)[count], const Op& op) {
   const bool upper = lane & mask;
 #pragma unroll
   for (int i = 0; i < half; ++i) {
-    const float given = upper ? v[i] : v[i + half], kept = upper ? v[i + half] : v[i];
-    v[i] = op(kept, lane_exchange(given, mask));
+    const float sent = upper ? v[i] : v[i + half], kept = upper ? v[i + half] : v[i];
+    v[i] = op(kept, lane_exchange(sent, mask));
   }
 }
 
-// The thread's share of its columns -> (kTile,) whole columns, in scratch memory for everyone.
+// Reduces the values of each column over the threads that share the column. `v` has the values of
+// the thread's scores, one for each of its columns. Returns the values (kTile,) of the tile's whole
+// columns, in scratch memory, for all threads.
 template <class Tile, class Op>
 FASTSIM_DEVICE const float* reduce_columns(Tile& tile,
                                            float (&v)[2 * Tile::Shape::column_blocks],
@@ -304,13 +325,13 @@ FASTSIM_DEVICE const float* reduce_columns(Tile& tile,
   reduce_half<count / 2, 16>(tile.lane(), v, op);
   reduce_half<count / 4, 8>(tile.lane(), v, op);
   reduce_half<count / 8, 4>(tile.lane(), v, op);
-  const int place = tile.warp() / Tile::Shape::column_warps;
+  const int row_warp = tile.warp() / Tile::Shape::column_warps;
   const int first = kept_value(tile.lane(), count);
   tile.sync();
 #pragma unroll
   for (int i = 0; i < count / 8; ++i) {
     const int column = Tile::Shape::column_of(tile.thread, (first + i) / 2, (first + i) % 2);
-    tile.scratch[place * kTile + column] = v[i];
+    tile.scratch[row_warp * kTile + column] = v[i];
   }
   tile.sync();
   float* totals = tile.scratch + warps * kTile;
@@ -323,6 +344,8 @@ FASTSIM_DEVICE const float* reduce_columns(Tile& tile,
   return totals;
 }
 
+// Writes the values of the tile's columns to `partials` (rows of tiles, columns of the block). One
+// thread writes each column.
 template <class Tile>
 FASTSIM_DEVICE void store_columns(const Tile& tile, const float* totals, float* partials) {
   const int column = tile.column0() + tile.thread;
@@ -333,7 +356,7 @@ FASTSIM_DEVICE void store_columns(const Tile& tile, const float* totals, float* 
   partials[first + column - tile.grid.column0] = totals[tile.thread];
 }
 
-// The thread's share of two numbers -> those of the whole tile, in every thread.
+// Reduces two numbers over all threads of the tile. Every thread gets both results.
 template <class Tile, class Op>
 FASTSIM_DEVICE void reduce_tile(Tile& tile, float& a, float& b, const Op& op) {
 #pragma unroll

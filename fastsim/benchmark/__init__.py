@@ -1,5 +1,6 @@
-"""Benchmarks: time, memory and exactness of the losses beside what a user would pick instead.
+"""Benchmarks: time, memory and accuracy of the losses, beside what a user would pick instead.
 
-cases.py what is measured, baselines/ against what, run.py in which order; timing.py, memory.py and
-accuracy.py how; results.py and compare.py what becomes of it; model.py what it should have taken.
+cases.py lists the losses that are measured, baselines/ the implementations; run.py orders the
+measurements. timing.py, memory.py and accuracy.py measure. results.py, measurements.py, tables.py
+and compare.py store, look up, show and compare results. model.py predicts times.
 """

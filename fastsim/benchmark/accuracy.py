@@ -1,4 +1,4 @@
-"""How exact a loss and its gradients are, against the dense formula in float64."""
+"""The errors of a loss and its gradients, relative to the dense formula in float64."""
 
 import torch
 
@@ -7,24 +7,24 @@ from fastsim.benchmark.calls import step
 
 
 def errors(call, problem):
-    """{"loss error", "gradient error"} relative to float64: |l - t| / |t|, largest |g - t| / |t|.
+    """{"loss error": |l - t| / |t|, "gradient error": the largest |g - t| / |t|}.
 
-    The norm is that of all entries; of several gradients the worst one counts.
+    t is the float64 value of the loss l or of a gradient g, and |t| the norm over all entries.
     """
     truth = problem.to(torch.float64)
-    wanted = step(ours("eager").call(truth), truth)
-    found = step(call, problem)
+    exact_loss = step(ours("eager").call(truth), truth)
+    loss = step(call, problem)
     return {
-        "loss error": relative(found, wanted),
+        "loss error": relative(loss, exact_loss),
         "gradient error": max(
-            relative(mine.grad, exact.grad)
-            for mine, exact in zip(problem.leaves, truth.leaves, strict=True)
+            relative(leaf.grad, exact.grad)
+            for leaf, exact in zip(problem.leaves, truth.leaves, strict=True)
         ),
     }
 
 
-def relative(found, wanted):
-    """|found - wanted| / |wanted| in norm, or |found| where nothing is wanted."""
-    wanted = wanted.double()  # a float32 norm of tiny gradients is 0
-    distance = (found.double() - wanted).norm()
-    return (distance / wanted.norm()).item() if wanted.any() else distance.item()
+def relative(value, exact):
+    """|value - exact| / |exact| in norm, or |value| if exact is 0."""
+    exact = exact.double()  # a float32 norm of tiny gradients is 0
+    distance = (value.double() - exact).norm()
+    return (distance / exact.norm()).item() if exact.any() else distance.item()

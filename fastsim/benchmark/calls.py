@@ -1,24 +1,24 @@
-"""One call of a loss: with its gradients, without, and what it says when it cannot."""
+"""One call of a loss, with or without its gradients, and the reason if it fails."""
 
 import torch
 
 from fastsim.benchmark.baselines.baseline import UnavailableError
 
 PASSES = ("forward", "forward + backward")
-# How torch and the C++ library say that there is no memory left.
+# Parts of the messages with which torch and the C++ library report that memory ran out.
 _NO_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "not enough memory")
 
 
 def value(call, problem):
-    """The loss, in the context that the problem is in."""
-    if problem.autocast is None:  # entering one is a share of a small loss's time
+    """The loss, computed under the problem's autocast."""
+    if problem.autocast is None:  # entering a context takes a share of a small loss's time
         return call(*problem.leaves)
     with torch.autocast(problem.leaves[0].device.type, problem.autocast):
         return call(*problem.leaves)
 
 
 def step(call, problem):
-    """The loss and its gradients, in the `grad` of the leaves."""
+    """The loss; its gradients are in the `grad` of the leaves."""
     for leaf in problem.leaves:
         leaf.grad = None
     loss = value(call, problem)
@@ -27,7 +27,10 @@ def step(call, problem):
 
 
 def runnable(call, problem, which):
-    """A function of nothing that does one pass and waits for its device."""
+    """A function without arguments that does one pass and waits for its device.
+
+    which: one of `PASSES`.
+    """
     wait = torch.cuda.synchronize if problem.leaves[0].is_cuda else _nothing
 
     def forward():
@@ -47,7 +50,7 @@ def _nothing():
 
 
 def reason(error):
-    """Why a call failed, in one line for a row of results."""
+    """The reason why a call failed, as one line for a result row."""
     text = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, UnavailableError):
         return text

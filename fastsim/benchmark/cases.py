@@ -1,8 +1,8 @@
-"""What is measured: every loss with its inputs, its options and its least work.
+"""The cases that are measured: every loss with its inputs, its options and its least work.
 
 Work is counted in products of the score matrix: one is 2 N M D floating-point operations. A loss
-that has to see every score takes one forward; with the gradient of both sides three, four where
-columns are normalised too, and one where the gradient touches a candidate a row.
+that needs every score takes one product forward. With the gradients of both sides it takes three,
+or four if columns are normalised too, or one if the gradient touches one candidate of a row.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,24 @@ import torch
 import fastsim
 from fastsim.benchmark.dtypes import AUTOCAST
 
-# Cosine of an anchor with its positive, about that of its closest negative among a thousand: a
-# batch half learnt, in which no softmax is saturated.
-ALIKE = 0.15
+# The cosine of an anchor and its positive. The closest of a thousand negatives is about as close:
+# the batch is half learnt, and no softmax is saturated.
+POSITIVE_COSINE = 0.15
 MEMBERS = 4  # rows of a group
-OWN = 2  # hard negatives of each row
+NEGATIVES_OF_ROW = 2  # hard negatives of each row
 LEVELS = 26  # distinct labels of graded sentence pairs
 SIZES = (64, 512, 2048, 8192, 16384)
 DIMS = (384, 768)
-UP_TO = 2048  # losses that are not among the headlines, unless sizes are asked for
+# The largest of SIZES at which every loss is measured; only headline losses are measured at more.
+LARGEST_COMMON_SIZE = 2048
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call: `leaves` want gradients, `given` are the loss's other positional arguments.
+    """The arguments of one call of a loss.
 
-    autocast: the dtype of the context in which the loss is called, None outside of one.
+    leaves: the tensors that need gradients. arguments: the other positional arguments.
+    autocast: the dtype of the autocast context of the call, or None.
     """
 
     case: "Case"
@@ -43,55 +45,58 @@ class Problem:
         return self.leaves[0].shape[0]
 
     def to(self, dtype):
-        """The same problem with leaves of another type, outside of a context."""
+        """The same problem with leaves of another dtype, without autocast."""
         leaves = [t.detach().to(dtype).requires_grad_() for t in self.leaves]
         return Problem(self.case, leaves, self.arguments, self.options)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A loss as it is measured.
+    """A loss with the options and inputs with which it is measured.
 
-    products: of the score matrix, forward and forward + backward; (0, 0) where there is none.
-    sizes, dims: by default. exact: the largest N at which the dense formula is affordable twice
-    over in float64, for the error. of_rows: the places of the given arguments that have a row for
-    each of x.
+    products: the products of the score matrix, forward and forward + backward; (0, 0) without one.
+    sizes, dims: the default N and D. error_rows: the N at which errors are measured; there the
+    dense formula in float64 is affordable. row_arguments: the places of the arguments that have one
+    row for each row of x.
     """
 
     name: str
     function: Callable
-    make: Callable  # (rows, width, generator) -> (leaves, given)
+    make: Callable  # (rows, width, generator) -> (leaves, arguments)
     options: dict
     products: tuple[int, int] = (0, 0)
-    sizes: tuple[int, ...] = tuple(size for size in SIZES if size <= UP_TO)
+    sizes: tuple[int, ...] = tuple(size for size in SIZES if size <= LARGEST_COMMON_SIZE)
     dims: tuple[int, ...] = DIMS
-    exact: int = 512
-    of_rows: tuple[int, ...] = ()
+    error_rows: int = 512
+    row_arguments: tuple[int, ...] = ()
 
     def problem(
         self, rows, width, *, device="cpu", dtype=torch.float32, autocast=None, seed=0, **options
     ):
-        """Inputs of that size, the same for the same seed."""
+        """A `Problem` of that size, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
-        leaves, given = self.make(rows, width, generator)
+        leaves, arguments = self.make(rows, width, generator)
         leaves = [t.to(device, dtype).requires_grad_() for t in leaves]
-        return Problem(self, leaves, _on(device, given), self.options | options, autocast)
+        arguments = _to_device(device, arguments)
+        return Problem(self, leaves, arguments, self.options | options, autocast)
 
     def flop(self, rows, width, *, backward=True):
-        """The least floating-point operations in products of the score matrix."""
+        """The least number of floating-point operations in products of the score matrix."""
         return 2 * self.products[backward] * rows * rows * width
 
 
-def problem_in(numbers):
+def problem_in(dtype_name):
     """The options of `Case.problem` for a name in `DTYPES`."""
-    if numbers == AUTOCAST:
+    if dtype_name == AUTOCAST:
         return {"dtype": torch.float32, "autocast": torch.bfloat16}
-    return {"dtype": getattr(torch, numbers)}
+    return {"dtype": getattr(torch, dtype_name)}
 
 
-def _on(device, value):
-    """Tensors in tuples of tuples, on the device."""
-    return tuple(_on(device, v) for v in value) if isinstance(value, tuple) else value.to(device)
+def _to_device(device, value):
+    """A tensor, or nested tuples of tensors, on the device."""
+    if isinstance(value, tuple):
+        return tuple(_to_device(device, part) for part in value)
+    return value.to(device)
 
 
 def _normal(*shape, generator):
@@ -101,8 +106,8 @@ def _normal(*shape, generator):
 def _pairs(rows, width, generator):
     x = torch.nn.functional.normalize(_normal(rows, width, generator=generator), dim=1)
     y = torch.nn.functional.normalize(_normal(rows, width, generator=generator), dim=1)
-    # Lengths that are not one: normalising is part of the loss.
-    return [3 * x, 2 * (ALIKE * x + y)], ()
+    # The rows have norms other than one, since normalising is part of the loss.
+    return [3 * x, 2 * (POSITIVE_COSINE * x + y)], ()
 
 
 def _groups(rows):
@@ -120,24 +125,24 @@ def _grouped(rows, width, generator):
     return leaves, ((groups, groups),)
 
 
-def _captioned(rows, width, generator):
-    """Groups of several sizes, of as many rows on one side as on the other or not."""
+def _unevenly_grouped(rows, width, generator):
+    """Random groups of several sizes; a group may have more rows on one side than on the other."""
     leaves, _ = _pairs(rows, width, generator)
     most = max(1, rows // MEMBERS)
     groups = (torch.randint(0, most, (rows,), generator=generator) for _ in leaves)
     return leaves, (tuple(groups),)
 
 
-def _taught(rows, width, generator):
-    """Embeddings, and a teacher's of the same rows that agree with theirs in part."""
+def _with_teacher(rows, width, generator):
+    """Embeddings, and those of a teacher, which partly agree with them."""
     leaves, _ = _pairs(rows, width, generator)
-    other, _ = _pairs(rows, width, generator)
-    return leaves, tuple(mine.detach() + theirs for mine, theirs in zip(leaves, other, strict=True))
+    noise, _ = _pairs(rows, width, generator)
+    return leaves, tuple(leaf.detach() + part for leaf, part in zip(leaves, noise, strict=True))
 
 
 def _with_own_negatives(rows, width, generator):
     leaves, _ = _pairs(rows, width, generator)
-    return [*leaves, _normal(rows, OWN, width, generator=generator)], ()
+    return [*leaves, _normal(rows, NEGATIVES_OF_ROW, width, generator=generator)], ()
 
 
 def _own_negatives(x, y, own_negatives, **options):
@@ -153,8 +158,8 @@ def _references(x, y, references, **options):
     return fastsim.info_nce(x, y, references=references.to(x.dtype), **options)
 
 
-def _drawn(rows, width, generator):
-    """Candidates, and the logarithms of what they were drawn in proportion to."""
+def _with_log_probabilities(rows, width, generator):
+    """Embeddings, and the logarithms of the candidates' sampling probabilities."""
     leaves, _ = _pairs(rows, width, generator)
     return leaves, (torch.rand(rows, generator=generator).log(),)
 
@@ -164,18 +169,18 @@ def _biased(x, y, log_q, **options):
 
 
 def prefixes(width):
-    """The widths of a sweep: of 384 these are 384, 256, 128 and 64."""
+    """The widths of a sweep over prefixes: 384, 256, 128 and 64 for a width of 384."""
     return tuple(dict.fromkeys(max(width * part // 6, min(width, 4)) for part in (6, 4, 2, 1)))
 
 
 @cache
-def _of_prefixes(width, **options):
-    """The module, made once, as where a model is trained."""
+def _matryoshka(width, **options):
+    """The module, created once, as in training."""
     return fastsim.losses.Matryoshka(fastsim.losses.InfoNCE(**options), prefixes(width))
 
 
 def _prefixes(x, y, **options):
-    return _of_prefixes(x.shape[1], **options)(x, y)
+    return _matryoshka(x.shape[1], **options)(x, y)
 
 
 def _guided(x, y, guide_x, guide_y, **options):
@@ -210,7 +215,7 @@ def _triplets(rows, width, generator):
     return [*leaves, 2 * _normal(rows, width, generator=generator) / width**0.5], ()
 
 
-_LISTS = {"sizes": (10_000, 1_000_000), "dims": (1,), "exact": 2048}
+_LISTS = {"sizes": (10_000, 1_000_000), "dims": (1,), "error_rows": 2048}
 
 CASES = {
     case.name: case
@@ -239,7 +244,14 @@ CASES = {
             (1, 3),
         ),
         Case("info_nce references", _references, _with_references, {"temperature": 0.05}, (2, 5)),
-        Case("info_nce guided", _guided, _taught, {"temperature": 0.05}, (2, 4), of_rows=(0,)),
+        Case(
+            "info_nce guided",
+            _guided,
+            _with_teacher,
+            {"temperature": 0.05},
+            (2, 4),
+            row_arguments=(0,),
+        ),
         Case(
             "info_nce smoothed",
             fastsim.info_nce,
@@ -247,14 +259,14 @@ CASES = {
             {"temperature": 0.05, "label_smoothing": 0.1},
             (1, 3),
         ),
-        Case("info_nce biased", _biased, _drawn, {"temperature": 0.05}, (1, 3)),
+        Case("info_nce biased", _biased, _with_log_probabilities, {"temperature": 0.05}, (1, 3)),
         Case("info_nce prefixes", _prefixes, _pairs, {"temperature": 0.05}, (1, 3)),
         Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
         Case("siglip groups", fastsim.siglip, _grouped, {"scale": 10.0, "bias": -10.0}, (1, 3)),
         Case(
             "siglip weighed",
             fastsim.siglip,
-            _captioned,
+            _unevenly_grouped,
             {"scale": 10.0, "bias": -10.0, "positive_weight": "both"},
             (1, 3),
         ),
@@ -295,20 +307,22 @@ CASES = {
         Case(
             "distill",
             fastsim.distill,
-            _taught,
+            _with_teacher,
             {"temperature": 0.05, "teacher_temperature": 0.05},
             (2, 4),
-            of_rows=(0,),
+            row_arguments=(0,),
         ),
         Case(
             "distill margins",
             fastsim.distill,
-            _taught,
+            _with_teacher,
             {"kind": "margin_mse"},
             (2, 4),
-            of_rows=(0,),
+            row_arguments=(0,),
         ),
-        Case("cosent_matrix", fastsim.cosent_matrix, _grouped, {"scale": 20.0}, (1, 4), exact=64),
+        Case(
+            "cosent_matrix", fastsim.cosent_matrix, _grouped, {"scale": 20.0}, (1, 4), error_rows=64
+        ),
         Case("cosent", fastsim.cosent, _scores, {"scale": 20.0}, **_LISTS),
         Case("cosent distinct", fastsim.cosent, _ranked_scores, {"scale": 20.0}, **_LISTS),
         Case("angle", fastsim.angle, _labelled, {"scale": 20.0}),

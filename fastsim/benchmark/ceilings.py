@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured without any loss: the floors that times stand on."""
+"""The ceilings of the machine: the rates of single operations, measured without any loss."""
 
 import torch
 from torch.nn.functional import normalize
@@ -8,15 +8,15 @@ from fastsim.benchmark.cases import CASES
 from fastsim.benchmark.timing import in_turns, summary
 
 BAND = {"cpu": 512, "cuda": 4096}  # rows of the reused panel of scores
-PANEL = {"cpu": (512, 2048), "cuda": (4096, 16384)}  # scores at hand, and enough to keep it busy
+PANEL = {"cpu": (512, 2048), "cuda": (4096, 16384)}  # fits into a cache, or keeps a GPU busy
 
 
 def bare_products(rows, width, *, count=3, device="cpu", dtype=torch.float32):
-    """A function that does the products of an exact loss, a panel at a time.
+    """A function that does only the products of an exact loss, by the library, panel by panel.
 
-    Scores, the gradient of x and the gradient of y, by the library, into buffers that are there:
-    6 N^2 D operations, and nothing between them. count: of products (`Case.products`), the scores
-    alone with 1, the scores twice with 4.
+    These are the scores, the gradient of x and the gradient of y, written to existing memory:
+    6 N^2 D operations. count: the number of products (`Case.products`): 1 means the scores alone,
+    4 means that the scores are computed twice.
     """
     x, y = (normalize(leaf.detach(), dim=1) for leaf in _info_nce(rows, width, device, dtype))
     tall = min(rows, BAND[device])
@@ -44,18 +44,18 @@ def _info_nce(rows, width, device, dtype):
 
 
 def product_rows(rows, width, *, device="cpu", dtype=torch.float32, seconds=1.0):
-    """The result row of the library's product at one size."""
+    """The result row of the library's products at one size."""
     function = bare_products(rows, width, device=device, dtype=dtype)
-    found = summary(in_turns({"": function}, seconds=seconds)[""])
-    rate = float(f"{6 * rows * rows * width / (1e6 * min(found['repeats ms'])):.5g}")
-    return {"name": "products", "rows": rows, "width": width, **found, "GFLOP/s": rate}
+    times = summary(in_turns({"": function}, seconds=seconds)[""])
+    rate = float(f"{6 * rows * rows * width / (1e6 * min(times['repeats ms'])):.5g}")
+    return {"name": "products", "rows": rows, "width": width, **times, "GFLOP/s": rate}
 
 
 def machine_rows(*, device="cpu", seconds=1.0):
-    """Result rows of what the scaling model needs beside products.
+    """Result rows of the rates that the scaling model needs besides products.
 
-    copy: bytes read and written per second by a copy larger than any cache. exp: exponentials
-    per second in a panel of scores.
+    copy: bytes per second that a copy larger than any cache reads and writes. exp: exponentials per
+    second in a panel of scores.
     """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     source = torch.ones(1 << 26, device=device)
@@ -67,27 +67,28 @@ def machine_rows(*, device="cpu", seconds=1.0):
         "exp": lambda: (torch.exp(panel, out=out), wait()),
     }
     work = {"copy": ("GB/s", 2 * source.nbytes), "exp": ("G/s", panel.numel())}
-    found = in_turns(functions, seconds=seconds)
+    times = in_turns(functions, seconds=seconds)
     rows = []
     for name, (unit, amount) in work.items():
-        row = summary(found[name])
+        row = summary(times[name])
         rate = amount / (1e6 * min(row["repeats ms"]))
         rows.append({"name": name, **row, unit: round(rate, 3)})
     return rows
 
 
-def call_rows(loss, baselines, inputs, *, seconds=0.2):
-    """Result rows of a call that has nothing to do: two rows of the least width.
+def call_rows(loss, baselines, options, *, seconds=0.2):
+    """Result rows of a call with next to no work: two rows of width two.
 
-    inputs: options of `Case.problem`.
+    options: those of `Case.problem`.
     """
-    problem = CASES[loss].problem(2, 2, **inputs)
+    problem = CASES[loss].problem(2, 2, **options)
     functions = {
-        r.name: runnable(r.call(problem), problem, "forward + backward") for r in baselines
+        baseline.name: runnable(baseline.call(problem), problem, "forward + backward")
+        for baseline in baselines
     }
-    found = in_turns(functions, seconds=seconds)
+    times = in_turns(functions, seconds=seconds)
     return [
-        {"name": "call", "loss": loss, "implementation": name, **summary(times)}
-        for name, times in found.items()
-        if isinstance(times, list)
+        {"name": "call", "loss": loss, "implementation": name, **summary(rounds)}
+        for name, rounds in times.items()
+        if isinstance(rounds, list)
     ]

@@ -1,4 +1,4 @@
-"""What `fastsim bench` does with its options."""
+"""The command `fastsim bench`, from its options to its output."""
 
 import math
 import sys
@@ -19,30 +19,30 @@ from fastsim.training.rows import DataError
 def bench(
     *, source=None, against=None, out=None, resume=False, overwrite=False, progress=True, **options
 ):
-    """Measure or read a run, show it, keep it, compare it; exit code 1 where ratios changed."""
+    """Measure or read a run, then show, write and compare it; exit code 1 if ratios changed."""
     earlier = _read("against", against) if against else None
-    read = _read("from", source) if source else None
-    settings = None if read else _settings(**options)
-    if resume and (read or not out):
-        got = "--from" if read else "none"
-        raise ValueError(f"resume: wanted the --out of the run that was broken off, got {got}")
+    finished = _read("from", source) if source else None
+    settings = None if finished else _settings(**options)
+    if resume and (finished or not out):
+        got = "--from" if finished else "none"
+        raise ValueError(f"resume: wanted the --out of the interrupted run, got {got}")
     if out and Path(out).is_dir():
-        device = read[0]["device"] if read else results.device_name(settings.device)
+        device = finished[0]["device"] if finished else results.device_name(settings.device)
         out = Path(out) / device / "losses.jsonl"
     parts = Parts(out, resume=resume)
     if out:
         _check_out(Path(out), parts, resume=resume, overwrite=overwrite)
-    for about, rows in [read] if read else _measured(settings, progress, parts):
-        if out:  # what there is so far, should the rest be broken off
+    for about, rows in [finished] if finished else _measured(settings, progress, parts):
+        if out:  # the results so far, in case the rest is interrupted
             _write(out, about, rows)
     parts.remove()
     click.echo(tables.text(about, rows))
     if out:
         click.echo(f"\nwrote {out}")
     if earlier:
-        found = compare.shared(earlier, (about, rows))
-        click.echo(f"\n{compare.text(found)}")
-        sys.exit(1 if compare.changed(found) else 0)
+        ratios = compare.shared(earlier, (about, rows))
+        click.echo(f"\n{compare.text(ratios)}")
+        sys.exit(1 if compare.changed(ratios) else 0)
 
 
 def _settings(*, processes, measures, dtype, **options):
@@ -54,7 +54,7 @@ def _settings(*, processes, measures, dtype, **options):
 
 
 def _read(option, path):
-    """The run in an option's file; `DataError` where there is none of which a table can be made."""
+    """The run in the file of an option; `DataError` if no table can be made from the file."""
     try:
         run = results.read(path)
         tables.text(*run)
@@ -67,28 +67,28 @@ def _read(option, path):
 
 
 def _check_out(out, parts, *, resume, overwrite):
-    """`OutputError` where the run may or can not be written, before it is measured."""
-    why = _in_the_way(out, parts, resume)
-    if why and not overwrite:
-        raise OutputError(f"out: {str(out)!r} {why}; --overwrite writes over it")
+    """`OutputError`, before anything is measured, if the file must not or cannot be written."""
+    reason = _keep_reason(out, parts, resume)
+    if reason and not overwrite:
+        raise OutputError(f"out: {str(out)!r} {reason}; --overwrite replaces it")
     results.check_new("out", out)
 
 
-def _in_the_way(out, parts, resume):
-    """Why a file that is there is not to be written over, or None."""
+def _keep_reason(out, parts, resume):
+    """The reason to keep an existing file, or None."""
     if not out.exists():
         return None
     if not resume:
-        return "is there already"
+        return "exists already"
     try:
         results.read(out)
     except (OSError, ValueError):
-        return "is no run that was broken off"
-    return None if parts.begun else "is complete already"
+        return "is not an interrupted run"
+    return None if parts.started else "is complete already"
 
 
 def _write(out, about, rows):
-    """Keep a run; where that fails, its figures are on the terminal at least."""
+    """Write a run; if that fails, at least show its figures on the terminal."""
     try:
         results.write(out, about, rows)
     except OSError:
@@ -97,9 +97,9 @@ def _write(out, about, rows):
 
 
 def _measured(settings, progress, parts):
-    """(environment, rows) so far, again and again."""
-    if parts.begun and not settings.processes:
-        raise ValueError("processes: wanted as many as the run that was broken off, got 0")
+    """Yields (environment, rows) of all that has been measured so far, as it grows."""
+    if parts.started and not settings.processes:
+        raise ValueError("processes: wanted as many as in the interrupted run, got 0")
     if progress:
         click.echo(f"about {math.ceil(minutes(settings))} minutes on a quiet machine", err=True)
     if settings.processes:

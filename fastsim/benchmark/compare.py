@@ -1,43 +1,43 @@
-"""Whether a repeated run says the same: no ratio beyond its stated spread."""
+"""Compares a run with a repetition: whether every ratio stays within its spread."""
 
-from fastsim.benchmark.found import Found
+from fastsim.benchmark.measurements import Measurements
 
 
 def shared(first, second):
-    """[(place, ratio, ratio)] of all that both runs measured; each run is (about, rows).
+    """[(place, ratio, ratio)] of all that both runs measured; each run is (environment, rows).
 
-    Ratios are those of every implementation to the first of fastsim's in the same turns, as
-    (value, least, most). A place is (loss, implementation, N, D, pass). ValueError where the runs
-    have none in common.
+    A ratio is the time of an implementation over that of fastsim's first backend, measured in the
+    same turns, as (value, least, most). A place is (loss, implementation, N, D, pass). ValueError
+    if the runs have no place in common.
     """
-    earlier, later = Found(*first), Found(*second)
-    found = []
+    earlier, later = Measurements(*first), Measurements(*second)
+    ratios = []
     for loss, name, rows, width, which in earlier.times:
         ours = earlier.ours(loss, rows, width, which)
         if ours is None or name == ours:
             continue
         pair = [run.ratio(loss, name, ours, rows, width, which) for run in (earlier, later)]
         if None not in pair:
-            found.append(((loss, name, rows, width, which), *pair))
-    if not found:
+            ratios.append(((loss, name, rows, width, which), *pair))
+    if not ratios:
         raise ValueError("against: wanted a run with ratios at the same places, got none")
-    return found
+    return ratios
 
 
-def changed(found):
-    """Of what `shared` returns, the places where the two spreads do not meet."""
+def changed(ratios):
+    """The items of `shared` whose two spreads do not overlap."""
     return [
-        (place, one, two)
-        for place, one, two in found
-        if one[1] > two[2] or one[2] < two[1]  # least beyond the other's most
+        (place, first, second)
+        for place, first, second in ratios
+        if first[1] > second[2] or first[2] < second[1]  # the least of one exceeds the other's most
     ]
 
 
-def text(found):
-    """Lines for a terminal, of what `shared` returns."""
-    beyond = changed(found)
-    lines = [f"{len(beyond)} of {len(found)} ratios changed by more than their spread"]
-    for (loss, name, rows, width, which), *pair in beyond:
+def text(ratios):
+    """The result of `shared` as lines for a terminal."""
+    outside = changed(ratios)
+    lines = [f"{len(outside)} of {len(ratios)} ratios changed by more than their spread"]
+    for (loss, name, rows, width, which), *pair in outside:
         spreads = (f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in pair)
         lines.append(f"  {loss}, {rows:,} x {width}, {which}, {name}: {', now '.join(spreads)}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The names of `--dtype`: in which numbers embeddings are, and are multiplied."""
+"""The choices of `--dtype`: the dtype of the embeddings and of their products."""
 
-AUTOCAST = "autocast"  # float32 embeddings, the loss in a context of torch.autocast to bfloat16
+AUTOCAST = "autocast"  # float32 embeddings, and a loss under torch.autocast to bfloat16
 DTYPES = ("float32", "float16", "bfloat16", "float64", AUTOCAST)

@@ -1,37 +1,37 @@
-"""How long a run will take, roughly, said before it begins."""
+"""A rough estimate of how long a run will take, shown before it begins."""
 
 from dataclasses import replace
 
 import torch
 
-from fastsim.benchmark.cases import UP_TO
-from fastsim.benchmark.settings import LARGE_IN
+from fastsim.benchmark.cases import LARGEST_COMMON_SIZE
+from fastsim.benchmark.settings import LARGE_PROCESSES
 from fastsim.benchmark.timing import in_turns
 
-START = 6.0  # seconds of a fresh process: imports, and what the machine can do
-MEMORY = 3.0  # of one call's peak, in a process of its own
-ROUNDS = 3  # of a call that takes longer than its share: a warm-up and two
-WORK = 2.0  # a call's time over that of its products, in the mean over the contestants
-SIDE = 1024  # of the square product whose rate is taken
+START = 6.0  # seconds that a fresh process takes to import packages and measure ceilings
+MEMORY = 3.0  # seconds to measure one call's peak memory in a fresh process
+ROUNDS = 3  # of a call that takes longer than its share of the time: a warm-up and two rounds
+WORK = 2.0  # the time of a call over that of its products, averaged over the contestants
+SIDE = 1024  # rows and columns of the square product whose rate is measured
 
 
 def minutes(settings):
-    """Of a run with these settings: from the products that it makes and the rate of one here."""
+    """The minutes of a run with these settings: its products over the rate of a product here."""
     total = 0.0
     if "time" in settings.measures:
         rate = _rate(settings)
         for index in range(max(1, settings.processes)):
-            few = settings.processes and index >= LARGE_IN
-            part = replace(settings, largest=UP_TO) if few else settings
-            total += START + _timed(part, rate)
+            small_only = settings.processes and index >= LARGE_PROCESSES
+            part = replace(settings, largest=LARGEST_COMMON_SIZE) if small_only else settings
+            total += START + _timing_seconds(part, rate)
     if "memory" in settings.measures:
         for case in settings.cases:
             total += MEMORY * len(settings.contestants(case)) * len(settings.memory_sizes_of(case))
     return total / 60
 
 
-def _timed(settings, rate):
-    """Seconds in which every case is timed once at every size, forward and with backward."""
+def _timing_seconds(settings, rate):
+    """The seconds to time every case once at every size, forward and forward + backward."""
     total = 0.0
     for case in settings.cases:
         count = len(settings.contestants(case))
@@ -44,7 +44,7 @@ def _timed(settings, rate):
 
 
 def _rate(settings):
-    """Floating-point operations a second of a product of this device and dtype."""
+    """Floating-point operations per second of a product on this device in this dtype."""
     square = torch.randn(SIDE, SIDE, device=settings.device).to(settings.operands)
 
     def product():

@@ -1,14 +1,13 @@
-"""How far a call raises the peak memory of a fresh process.
+"""Measures how far a call raises the peak memory of a fresh process.
 
-CPU: the rise of the resident set's high-water mark over forward and backward, less the inputs,
-which were there before, and the gradients, which are the result. The C allocator gives freed
-blocks back to the system at once, so that the figure is what is alive and not what is kept for
-later. GPU: the same of the memory that torch has handed out. One N x N float32 matrix at 16,384
-is 1,024 MB (2^20 bytes).
+CPU: the rise of the resident set's high-water mark over forward and backward. It leaves out the
+inputs, which exist before, and the gradients, which are the result. The C allocator returns freed
+blocks to the system at once, so the figure counts live memory, and none that is kept for later.
+GPU: the rise of the memory that torch has allocated. One N x N float32 matrix at N = 16,384 takes
+1,024 MB (of 2^20 bytes).
 
-The process is forked from a server that has imported the packages and done nothing else. It may
-take so much memory beyond its own and no more, so that a call that wants too much fails
-in it, and not the machine.
+The process is forked from a server that has only imported the packages. Its memory is limited, so
+that a call that wants too much fails there without exhausting the machine.
 """
 
 import contextlib
@@ -32,44 +31,44 @@ MIB, GIB = 2**20, 2**30
 
 
 def usual_limit():
-    """GB that a call may take on this machine: 16, or four fifths of all where that is less."""
-    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    return min(16.0, round(0.8 * held, 1))
+    """GB that a call may take on this machine: 16, or four fifths of its memory if that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    return min(16.0, round(0.8 * total, 1))
 
 
 def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
-    """MB (2^20) beyond inputs and gradients, or the sentence why there is no figure.
+    """MB (2^20 bytes) beyond inputs and gradients, or a sentence that says why there is no figure.
 
-    name: of a baseline, or "fastsim <backend>". limit: bytes that the call may take.
+    name: of a baseline, or "fastsim <backend>". limit: the most bytes that the call may take.
     """
     return in_fresh_process(_rise, loss, name, rows, width, device, dtype, limit)
 
 
 def in_fresh_process(function, *arguments):
-    """What a function returns there, or the sentence why the process was ended."""
+    """The result of the function in a fresh process, or a sentence if the process was ended."""
     try:
-        with ProcessPoolExecutor(1, _context(), initializer=_begin) as pool:
+        with ProcessPoolExecutor(1, _context(), initializer=_prepare_process) as pool:
             return pool.submit(function, *arguments).result()
     except BrokenProcessPool:
         return "out of memory: the process was ended"
 
 
-_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
-_DATA = 5  # the place in statm of what the process may write
+_M_MMAP_THRESHOLD = -3  # a parameter of glibc's mallopt
+_DATA = 5  # the field of statm with the writable memory of the process
 _CLEAR, _STATUS, _STATM = (Path("/proc/self") / name for name in ("clear_refs", "status", "statm"))
 
 
-def _begin():
-    """In the process that measures, before all."""
+def _prepare_process():
+    """Runs first in the process that measures."""
     end_with_parent()
     _set_allocator()
 
 
 def _set_allocator():
-    """Freed blocks of a megabyte and more go back at once.
+    """Makes the C allocator return freed blocks of a megabyte and more to the system at once.
 
-    An environment variable would do the same, but the server reads it, and another part of the
-    program may have started that.
+    An environment variable would do the same, but it is read when the server starts, which another
+    part of the program may have done.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -82,49 +81,50 @@ def _context():
     if "forkserver" not in methods:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    peers = {r.package for r in BASELINES.values() if r.unsupported_reason is anywhere}
+    baselines = BASELINES.values()
+    peers = {peer.package for peer in baselines if peer.unsupported_reason is anywhere}
     context.set_forkserver_preload(["fastsim.benchmark.memory", *peers])
     return context
 
 
 @contextlib.contextmanager
 def limited(limit, device="cpu"):
-    """Within the block, no more than `limit` bytes beyond what is taken now (None: any)."""
+    """A context in which this process may take at most `limit` more bytes; None: any number."""
     if limit is None or device != "cpu" or not _STATM.exists():
         yield
         return
     import resource
 
-    # Not of all address space: the allocator may have reserved some of it for a thread.
-    kept = resource.getrlimit(resource.RLIMIT_DATA)
-    taken = int(_STATM.read_text().split()[_DATA]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_DATA, (taken + limit, kept[1]))
+    # Not a limit of the address space, of which the allocator may have reserved some for a thread.
+    previous = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(_STATM.read_text().split()[_DATA]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + limit, previous[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, kept)
+        resource.setrlimit(resource.RLIMIT_DATA, previous)
 
 
 def _rise(loss, name, rows, width, device, dtype, limit):
     if device == "cpu" and not _CLEAR.exists():
         return "the peak of a process is known on Linux alone"
     case, baseline = CASES[loss], baseline_named(name)
-    inputs = {"device": device, **problem_in(dtype)}
+    options = {"device": device, **problem_in(dtype)}
     measure = gpu_rise if device == "cuda" else resident_rise
     try:
-        small = case.problem(128, width, **inputs)
-        # So that what is loaded on the first call is there, that of large batches too. These come
-        # first: the other call keeps what small batches of this signature come to.
+        small = case.problem(128, width, **options)
+        # First calls load code: that for large batches (in panels) and that for small ones. Panels
+        # come first, as the other call keeps a plan for small batches of this signature.
         for passes in (in_panels(), contextlib.nullcontext()):
             with passes:
                 step(baseline.call(small), small)
-        problem = case.problem(rows, width, **inputs)
+        problem = case.problem(rows, width, **options)
         call = baseline.call(problem)
         with limited(limit, device):
-            bytes_ = measure(call, problem)
+            raised_bytes = measure(call, problem)
     except Exception as error:
         return reason(error)
-    return round(bytes_ / MIB, 1)
+    return round(raised_bytes / MIB, 1)
 
 
 def _gradient_bytes(problem):
@@ -132,8 +132,8 @@ def _gradient_bytes(problem):
 
 
 def resident_rise(call, problem):
-    """Bytes beyond inputs and gradients that a call has of this process's memory at its peak."""
-    # Making the inputs had a peak of its own: writing 5 brings the mark down to what is held now.
+    """Bytes beyond inputs and gradients by which a call raises the peak of the resident set."""
+    # Making the inputs had a peak of its own. Writing 5 lowers the mark to the present size.
     _CLEAR.write_text("5")
     before = _high_water_mark()
     step(call, problem)
@@ -146,7 +146,7 @@ def _high_water_mark():
 
 
 def gpu_rise(call, problem):
-    """Bytes beyond inputs and gradients that a call has of the GPU's memory at its peak."""
+    """Bytes beyond inputs and gradients by which a call raises the peak of torch's GPU memory."""
     for leaf in problem.leaves:
         leaf.grad = None
     torch.cuda.synchronize()

@@ -1,29 +1,31 @@
-"""How long a loss should take on a machine, from its work and four measured ceilings.
+"""Predicts the time of a loss on a machine, from its work and four measured ceilings.
 
     t = c + W / (R F) + s N M / (R E) + b / B + link
 
-    W = 2 p N M D      operations of p products of the score matrix (fastsim/benchmark/cases.py),
-                       one less for those scores that the engine keeps between two passes
-    s N M              scores that the epilogue looks at, one exponential each; s passes over them
+    R                  processes with N / R rows each
+    W = 2 p N M D      operations of p products of the score matrix (fastsim/benchmark/cases.py);
+                       one product less for scores that the engine keeps between two passes
+    s N M              exponentials: one for each score in each of s passes
     b = 4 k (N / R + M) D
-                       bytes of embeddings moved outside the products: rows read, unit rows written
-                       and read, gradients written, read and written: k = 6 passes over either side
+                       bytes of embeddings moved outside the products, in k = 6 passes over both
+                       sides: rows are read, unit rows written and read, gradients written, read
+                       and written
     link = 2 (R - 1) / R * 4 M D / L
-                       R processes with N / R rows each: candidates gathered, gradients scattered
+                       seconds to gather candidates and to scatter their gradients
 
-F operations per second of the library's product, E exponentials per second in a panel, B bytes per
-second of a copy, c seconds of a call that has nothing to do: all measured (`rates_of`), none of
-them fitted to a loss. L, bytes per second between processes, is stated, not measured.
+The ceilings are F operations per second in the library's product, E exponentials per second in a
+panel, B bytes per second in a copy, and c seconds of a call with next to no work. All are measured
+(`rates_of`), and none is fitted to a loss. L, the bytes per second between processes, is assumed.
 
-The model leaves out that small products run below F and that a panel may leave the cache, so it is
-a floor: `errors` says how far below the measured times it lies.
+The model is a lower bound: small products run below F, and a panel may leave the cache. `errors`
+says how far below the measured times it lies.
 """
 
 from dataclasses import dataclass
 
 from fastsim.backends.cpu import sizes
 from fastsim.benchmark.cases import CASES
-from fastsim.benchmark.found import BOTH, Found
+from fastsim.benchmark.measurements import BOTH, Measurements
 
 PASSES_OVER_ROWS = 6
 FLOAT = 4  # bytes
@@ -42,9 +44,9 @@ class Rates:
 
 
 def rates_of(about, rows, loss="info_nce", link=float("inf")):
-    """The measured ceilings of a result file: the fastest product of any size, call of this loss.
+    """The measured ceilings in a result file: the fastest of any size, and a call of this loss.
 
-    ValueError where the file holds none.
+    ValueError if the file has none.
     """
     ceilings = [row for row in rows if row["measure"] == "ceiling"]
     calls = [
@@ -66,19 +68,19 @@ def rates_of(about, rows, loss="info_nce", link=float("inf")):
 
 
 def seconds(loss, rows, width, rates, *, columns=None, processes=1):
-    """Predicted seconds of forward + backward of a tile loss, per process of `processes`."""
+    """Predicted seconds of forward + backward of a tile loss of `processes` processes together."""
     columns = rows if columns is None else columns
     products = CASES[loss].products[1]
-    visits = 2 if products == 4 else 1
+    passes = 2 if products == 4 else 1
     scores = rows * columns / processes
-    if visits > 1 and processes == 1:
+    if passes > 1 and processes == 1:
         products -= min(scores, rates.kept) / max(scores, 1)
     sides = (rows / processes + columns) * width
     gathered = 2 * (processes - 1) / processes * FLOAT * columns * width
     return (
         rates.call
         + 2 * products * scores * width / rates.product
-        + visits * scores / rates.exp
+        + passes * scores / rates.exp
         + FLOAT * PASSES_OVER_ROWS * sides / rates.copy
         + gathered / rates.link
     )
@@ -86,9 +88,11 @@ def seconds(loss, rows, width, rates, *, columns=None, processes=1):
 
 def errors(about, rows):
     """[(loss, N, D, measured seconds, predicted seconds)] of fastsim's times in a result file."""
-    found, points = Found(about, rows), []
-    for loss, name, n, width, which in found.times:
-        if which == BOTH and CASES[loss].products[1] and name == found.ours(loss, n, width):
+    measurements, points = Measurements(about, rows), []
+    for loss, name, n, width, which in measurements.times:
+        if which == BOTH and CASES[loss].products[1] and name == measurements.ours(loss, n, width):
             predicted = seconds(loss, n, width, rates_of(about, rows, loss))
-            points.append((loss, n, width, 1e-3 * found.best(loss, name, n, width), predicted))
+            points.append(
+                (loss, n, width, 1e-3 * measurements.best(loss, name, n, width), predicted)
+            )
     return points

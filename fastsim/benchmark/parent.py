@@ -1,4 +1,4 @@
-"""A process that measures ends with the one that asked it to."""
+"""Ends a process that measures when its parent process ends."""
 
 import multiprocessing
 import os
@@ -7,10 +7,10 @@ from multiprocessing import connection
 
 
 def end_with_parent():
-    """In a process of a pool: from now on it ends when the process that began it is gone.
+    """Ends this process, one of a pool, as soon as its parent process is gone.
 
-    A process that was killed, by SIGTERM too, cannot end its pool, which would wait for the next
-    task for good.
+    A parent that is killed, by SIGTERM too, cannot end its pool, which would wait for the next task
+    forever.
     """
     threading.Thread(target=_watch, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""How far a run is, on standard error: a bar on a terminal, else a line now and then."""
+"""Shows the progress of a run on standard error: a bar on a terminal, otherwise lines."""
 
 import sys
 import time
@@ -8,8 +8,8 @@ import click
 SECONDS = 15  # between lines in a log
 
 
-def shown(steps, *, visible=True):
-    """Yield the steps, (weight, text, ...) each, and show the share of the weight behind them."""
+def with_progress(steps, *, visible=True):
+    """Yield the steps, each (weight, text, ...), and show the share of the weight that is done."""
     total = sum(weight for weight, *_ in steps)
     if not visible:
         yield from steps

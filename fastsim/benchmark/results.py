@@ -1,6 +1,6 @@
-"""Result files: JSON lines. The first says on what the rest was measured, every other is a figure.
+"""Result files in JSON lines: the environment of a run, then one row for each figure.
 
-Rows that are no figure have "not measured", a sentence, in its place.
+A row without a figure has a sentence under "not measured" in its place.
 """
 
 import json
@@ -26,8 +26,10 @@ PACKAGES = (
 
 
 def device_name(device="cpu"):
-    """The processor, with its threads and instructions, or the GPU that figures belong to, as a
-    folder's name. One model of a processor comes with and without a matrix unit.
+    """The name of the GPU, or of the processor with its threads and instructions, for a folder.
+
+    The instructions are part of it because one model of a processor comes with and without a matrix
+    unit.
     """
     if device == "cuda":
         return torch.cuda.get_device_name().lower().replace(" ", "-")
@@ -36,38 +38,41 @@ def device_name(device="cpu"):
 
 
 def _processor(cpuinfo):
-    """The processor's name in small letters, of an AMD processor with its generation, which the
-    name that a virtual machine gives leaves out; cpuinfo: what Linux says of it, a file.
+    """The name of the processor in lower case; for AMD also its generation.
+
+    Virtual machines give an AMD processor a name without the generation. cpuinfo: the file in which
+    Linux describes the processor; other systems have none.
     """
-    said = {}
-    if cpuinfo.exists():  # elsewhere than on Linux there is none
-        first = cpuinfo.read_text().partition("\n\n")[0].splitlines()
-        said = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in first)}
-    name = said.get("model name") or platform.processor() or platform.machine()
+    fields = {}
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
+        parts = (line.partition(":") for line in lines)
+        fields = {key.strip(): value.strip() for key, _, value in parts}
+    name = fields.get("model name") or platform.processor() or platform.machine()
     words = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", name.lower()).split()
-    if said.get("vendor_id") == "AuthenticAMD":
-        has_avx512 = "avx512f" in said["flags"].split()
+    if fields.get("vendor_id") == "AuthenticAMD":
+        has_avx512 = "avx512f" in fields["flags"].split()
         families = {"25": "zen4" if has_avx512 else "zen3", "26": "zen5"}
-        words += filter(None, [families.get(said["cpu family"])])
+        words += filter(None, [families.get(fields["cpu family"])])
     return " ".join(words)
 
 
 def instructions():
-    """The instructions in use: those of a matrix unit, of the kernels, or of torch's own."""
-    if get("cpu").unsupported_reason():  # no kernels
+    """The instructions in use: those of a matrix unit, else of the kernels, else of torch."""
+    if get("cpu").unsupported_reason():  # there are no kernels
         return torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-")
     unit = amx.name() if amx.is_matrix_unit() else ""
     return unit or torch.ops.fastsim_cpu.instruction_set()
 
 
 def environment(device="cpu", settings=None):
-    """Device, versions, commit, settings: the first line of a result file."""
+    """The first line of a result file: the device, versions, commit and settings of a run."""
     return {
         "device": device_name(device),
         "kind": device,
         "versions": {"python": platform.python_version(), **dict(_versions())},
         "commit": commit(),
-        # Above the number of cores, times are not those of the code.
+        # If it exceeds the number of cores, other programs have slowed the code down.
         "load average": round(os.getloadavg()[0], 2),
         "settings": settings or {},
     }
@@ -76,35 +81,35 @@ def environment(device="cpu", settings=None):
 def _versions():
     for package in PACKAGES:
         try:
-            found = metadata.version(package)
-            # Its own name says which build it is, which the distribution's may leave out.
-            yield package, str(torch.__version__) if package == "torch" else found
+            version = metadata.version(package)
+            # torch itself names its build, which the metadata of the distribution may leave out.
+            yield package, str(torch.__version__) if package == "torch" else version
         except metadata.PackageNotFoundError:
             continue
 
 
 def commit():
-    """The commit of the code that runs, "" for an installed package."""
+    """The commit of the running code; "" for an installed package."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     except OSError:  # no git
         return ""
     return done.stdout.strip()
 
 
 def write(path, about, rows):
-    """One result file of the environment `about` and the rows (dicts), whole or not at all."""
+    """Write a result file, whole or not at all: the environment `about`, then the rows (dicts)."""
     path = Path(path)
     _make_folder("path", path.parent)
     write_whole(path, "".join(json.dumps(line) + "\n" for line in (about, *rows)))
 
 
 def check_new(name, path):
-    """`OutputError` where `write` could write nothing: found out before anything is measured.
+    """`OutputError` if `write` would fail; called before anything is measured.
 
-    name: of the argument.
+    name: the name of the argument, for the message.
     """
     _make_folder(name, Path(path).parent)
     check_new_file(name, path)
@@ -119,11 +124,11 @@ def _make_folder(name, folder):
 
 
 def read(path):
-    """(environment, rows) of a result file. ValueError for one that is none."""
+    """(environment, rows) of a result file; ValueError if the file is not one."""
     try:
         about, *rows = map(json.loads, Path(path).read_text().splitlines())
         if all(isinstance(line, dict) for line in (about, *rows)) and "settings" in about:
             return about, rows
-    except ValueError:  # no text, no line or no JSON
+    except ValueError:  # not text, empty or not JSON
         pass
     raise ValueError(f"{path}: wanted a result file of `fastsim bench`")

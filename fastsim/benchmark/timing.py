@@ -1,29 +1,26 @@
-"""Times of baselines taken in turns, so that whatever else the machine does falls on all of
-them.
-"""
+"""Times functions in turns, so that other load on the machine affects all of them alike."""
 
 import statistics
 import time
 
 from fastsim.benchmark.calls import reason
 
-REPEATS = 5  # parts of a run whose best times are kept, for the spread
+REPEATS = 5  # parts into which the rounds are divided; the best time of each is kept
 
 
-def in_turns(functions, *, seconds, fewest=2, most=200, warm_up=True, clock=None):
-    """{name: [seconds of each round]} of functions called one after the other.
+def in_turns(functions, *, seconds, fewest=2, most=200, cold=(), clock=None):
+    """{name: [seconds of each round]} of functions that are called in turns.
 
-    Each goes on until it has had its share of `seconds`, with at least `fewest` rounds and
-    at most `most`. warm_up: each is called once before, which is left out. A function that fails is
-    left out of the rest; its name then has the reason, a sentence, in place of times. clock:
-    time.perf_counter by default; time.process_time counts the processor's seconds of this process
-    alone, whatever runs beside.
+    Each function is called until it has had its share of `seconds`, at least `fewest` and at most
+    `most` times. If a function fails, it is not called again, and its name has the reason, a
+    sentence, instead of times. Each function is called once before, without counting it, except
+    those named in `cold`. clock: time.perf_counter by default; time.process_time counts the
+    processor time of this process alone, whatever other programs run.
     """
     clock = clock or time.perf_counter
     times = {name: [] for name in functions}
-    if warm_up:
-        _round(functions, times, clock)
-        times = {name: [] if isinstance(found, list) else found for name, found in times.items()}
+    _round({name: f for name, f in functions.items() if name not in cold}, times, clock)
+    times = {name: [] if isinstance(past, list) else past for name, past in times.items()}
     share = seconds / max(1, len(functions))
     for _ in range(most):
         due = {
@@ -43,14 +40,14 @@ def _round(functions, times, clock):
         start = clock()
         try:
             function()
-        except Exception as error:  # a baseline's own, of any kind
+        except Exception as error:  # a baseline may raise anything
             times[name] = reason(error)
         else:
             times[name].append(clock() - start)
 
 
 def summary(seconds):
-    """What a result row keeps of the rounds: the best of each of up to five parts, the median."""
+    """Entries of a result row: the best of each of up to five parts of the rounds, the median."""
     part = -(-len(seconds) // REPEATS)
     parts = (seconds[begin : begin + part] for begin in range(0, len(seconds), part))
     return {

@@ -18,41 +18,40 @@ from fastsim.tokens import Tokens, chosen
 SHORT = 1 << 15  # up to this many tokens of a document, places fit into 16 bits
 
 
-def max_sim_scores(x, y, cosine, own, backend):
+def max_sim_scores(x, y, cosine, own_documents, backend):
     """The scores (B, K) of queries x and documents y (`Tokens`), from cosines or dot products.
 
-    own: whether each document belongs to one query; K is then the number of documents of a query.
-        Otherwise every query meets all documents, and K is their number.
+    own_documents: whether each query has documents of its own and is compared with these alone; K
+        is then their number for one query. Otherwise every query meets all K documents.
 
     The score of a document without tokens is -inf, that of a query without tokens 0.
     """
     if backend.name == "eager":
-        return formula(x, y, cosine, own)
+        return formula(x, y, cosine, own_documents)
     rows = x.rows, y.rows
     if not torch.is_grad_enabled():  # so that nothing is kept for a gradient
         rows = x.rows.detach(), y.rows.detach()
     sides = *rows, x.mask, y.mask, x.offsets, y.offsets
-    return _MaxSim.apply(*sides, x.count, y.count, cosine, own, backend.name)
+    return _MaxSim.apply(*sides, x.count, y.count, cosine, own_documents, backend.name)
 
 
-def formula(x, y, cosine, own):
-    """The specification: over all pairs of tokens; of equal maxima the first counts."""
+def formula(x, y, cosine, own_documents):
+    """The specification: all pairs of tokens at once; the first of equal maxima counts."""
     rows, columns = (
-        unit_formula(found) if cosine else found.to(compute_dtype(found))
-        for found in (x.cleared(), y.cleared())
+        unit_formula(tokens) if cosine else tokens.to(compute_dtype(tokens))
+        for tokens in (x.cleared(), y.cleared())
     )
     with without_autocast(rows.device.type):
         scores = rows @ columns.T
     numbers, starts = x.numbers(), y.starts()[:-1]
-    if own:
-        # The documents of the token's query.
-        each = y.count // x.count
-        mine = numbers[:, None] * each + torch.arange(each, device=scores.device)
-        starts = starts[mine]
+    if own_documents:
+        each = y.count // x.count  # documents of a query
+        documents = numbers[:, None] * each + torch.arange(each, device=scores.device)
+        starts = starts[documents]
     with torch.no_grad():
         places = y.largest(scores.detach())
-        if own:
-            places = places.gather(1, mine)
+        if own_documents:
+            places = places.gather(1, documents)
     values = chosen(scores, places, starts)
     if x.mask is not None:
         values = torch.where(x.mask[:, None], values, 0.0)
@@ -98,17 +97,17 @@ def _sides(x, y, x_mask, y_mask, x_offsets, y_offsets, queries, documents):
 
 
 def _forward(*arguments):
-    *inputs, cosine, own, needs_grad, backend = arguments
+    *inputs, cosine, own_documents, needs_grad, backend = arguments
     x, y = _sides(*inputs)
-    scores, places = _outputs(x, y, own, needs_grad)
+    scores, places = _outputs(x, y, own_documents, needs_grad)
     with without_autocast(scores.device.type):
-        get(backend).max_sim(x, y, cosine, own, scores, places if needs_grad else None)
+        get(backend).max_sim(x, y, cosine, own_documents, scores, places if needs_grad else None)
     return scores, places
 
 
-def _outputs(x, y, own, needs_grad):
+def _outputs(x, y, own_documents, needs_grad):
     """Memory for (scores (B, K), places (K, P)); the places are empty without a gradient."""
-    each = y.count // x.count if own else y.count
+    each = y.count // x.count if own_documents else y.count
     short = y.offsets is None and y.length <= SHORT
     shape = (each, x.rows.shape[0]) if needs_grad else (0, 0)
     places = x.rows.new_empty(shape, dtype=torch.int16 if short else torch.int32)
@@ -116,17 +115,17 @@ def _outputs(x, y, own, needs_grad):
 
 
 def _fake(*arguments):
-    *inputs, _, own, needs_grad, _ = arguments
-    return _outputs(*_sides(*inputs), own, needs_grad)
+    *inputs, _, own_documents, needs_grad, _ = arguments
+    return _outputs(*_sides(*inputs), own_documents, needs_grad)
 
 
 def _backward(grad, places, *arguments):
-    *inputs, cosine, own, needs_grad, backend = arguments
+    *inputs, cosine, own_documents, needs_grad, backend = arguments
     with without_autocast(grad.device.type):
         grads = get(backend).max_sim_backward(
-            grad, places, *_sides(*inputs), cosine, own, needs_grad
+            grad, places, *_sides(*inputs), cosine, own_documents, needs_grad
         )
-    return tuple(inputs[0].new_empty(0) if found is None else found for found in grads)
+    return tuple(inputs[0].new_empty(0) if grad is None else grad for grad in grads)
 
 
 def _backward_fake(grad, places, *arguments):
@@ -138,7 +137,8 @@ def _backward_fake(grad, places, *arguments):
 _max_sim = define(
     "max_sim",
     "(Tensor x, Tensor y, Tensor? x_mask, Tensor? y_mask, Tensor? x_offsets, Tensor? y_offsets,"
-    " SymInt queries, SymInt documents, bool cosine, bool own, bool needs_grad, str backend)"
+    " SymInt queries, SymInt documents, bool cosine, bool own_documents, bool needs_grad,"
+    " str backend)"
     " -> (Tensor, Tensor)",
     _forward,
     _fake,
@@ -147,7 +147,7 @@ _max_sim_backward = define(
     "max_sim_backward",
     "(Tensor grad, Tensor places, Tensor x, Tensor y, Tensor? x_mask, Tensor? y_mask,"
     " Tensor? x_offsets, Tensor? y_offsets, SymInt queries, SymInt documents, bool cosine,"
-    " bool own, bool[] needs_grad, str backend)"
+    " bool own_documents, bool[] needs_grad, str backend)"
     " -> (Tensor, Tensor)",
     _backward,
     _backward_fake,

@@ -129,7 +129,8 @@ class Circle(Kind):
 class Decoupled(Kind):
     """lse_n z_n - z_p, z = scale s, with one positive p for each row; 0 without a negative.
 
-    State: top and sum of exponentials of the negatives; the logit of the positive.
+    State: top and sum of exponentials of the negatives, top -inf if all of them are; the logit of
+    the positive.
     """
 
     name = "decoupled"
@@ -139,7 +140,8 @@ class Decoupled(Kind):
 
     def finish(self, tile, state):
         top, total, positive = state
-        return torch.where(total == 0, 0 * positive, tile.scale * top + total.log() - positive)
+        none = (total == 0) & ~top.isinf()
+        return torch.where(none, 0 * positive, tile.scale * top + total.log() - positive)
 
     def coefficients(self, tile, state, grad):
         """Per row: top and weight of exp(scale (s - top)) for the negatives; weight of the

@@ -20,7 +20,8 @@ _FAILURES = 4  # failed exchanges of rows of a text after which no more are trie
 class Assignment:
     """The batches of one epoch while rows are assigned to them.
 
-    rows: their number; texts_of: row -> numbers of its texts that other rows have too.
+    rows: their number. texts_of: a function of a row; the numbers of its texts that other rows have
+    too.
     """
 
     def __init__(self, rows, batch_size, texts_of, generator):
@@ -81,7 +82,10 @@ class Assignment:
         self._slots[self._slots < 0] = rows
 
     def separate(self):
-        """Exchange rows that share a batch with an equal text; returns (row, batch) of the rest."""
+        """Exchange rows that share a batch with an equal text.
+
+        Returns [(row, batch)] of those that still share one.
+        """
         still_shared, failures = [], defaultdict(int)
         for row, batch in self._shared:
             texts = self._texts(row)
@@ -95,19 +99,19 @@ class Assignment:
         return still_shared
 
     def _exchange(self, row, batch, texts):
-        """Exchange a row with a random row of another batch; whether one fitted."""
-        here = self._places(batch)
-        place = here.start + int(np.flatnonzero(self._slots[here] == row)[0])
+        """Exchange a row with a random row of another batch. Returns whether one fitted."""
+        slots = self._places(batch)
+        slot = slots.start + int(np.flatnonzero(self._slots[slots] == row)[0])
         for _ in range(_EXCHANGES):
-            there = self._random.randrange(len(self._slots))
-            other = int(np.searchsorted(self._starts, there, side="right")) - 1
-            partner = int(self._slots[there])
+            other_slot = self._random.randrange(len(self._slots))
+            other = int(np.searchsorted(self._starts, other_slot, side="right")) - 1
+            partner = int(self._slots[other_slot])
             partner_texts = self._texts(partner)
             if other == batch or not (
                 self._fits(other, texts, partner_texts) and self._fits(batch, partner_texts, texts)
             ):
                 continue
-            self._slots[place], self._slots[there] = partner, row
+            self._slots[slot], self._slots[other_slot] = partner, row
             for moved, old, new in ((texts, batch, other), (partner_texts, other, batch)):
                 for text in moved:
                     self._holds[old][text] -= 1
@@ -116,7 +120,7 @@ class Assignment:
         return False
 
     def _fits(self, batch, texts, leaving):
-        """Whether a batch holds none of the texts once those that are `leaving` are gone."""
+        """Whether a batch holds none of the texts, without the texts of a row that is `leaving`."""
         return not any(self._holds[batch].get(text, 0) > (text in leaving) for text in texts)
 
     def _places(self, batch):

@@ -11,10 +11,10 @@ _PART = 100_000  # rows whose texts are hashed at a time
 
 
 def batch_plan(dataset, layout, loss, batch_size, *, seed=0):
-    """A batch sampler, or None for formats whose rows may be in any batch.
+    """A batch sampler; None for a format whose rows may be in any batch.
 
-    Losses that take `exclude` get full batches with the links of `LinkedBatches`. Losses without it
-    get batches that hold no text twice. Losses that use no other row get any rows.
+    A loss with the option `exclude` gets full batches with the links of `LinkedBatches`. A loss
+    without it gets batches that hold no text twice. A loss that uses no other row gets any rows.
     """
     if layout.name not in IN_BATCH:
         return None

@@ -53,7 +53,7 @@ class UniqueBatches:
         self._share, self._first_epoch = share, None
         self._count = math.ceil(self._rows / batch_size)
         if not share and self._has_repeated.any():
-            # The number of batches depends on chance: that of epoch 0 counts.
+            # The number of batches is random; that of epoch 0 holds for all epochs.
             self._first_epoch = self._batches(torch.Generator().manual_seed(seed * 1_000_003))
             self._count = len(self._first_epoch)
 
@@ -73,7 +73,7 @@ class UniqueBatches:
         yield from (batches[i] for i in order)
 
     def small_count(self):
-        """How many more batches there are than ceil(N / batch_size): these are small."""
+        """The number of batches beyond ceil(N / batch_size), all of which are small."""
         return self._count - math.ceil(self._rows / self.batch_size)
 
     # ---- assignment to batches ----
@@ -83,8 +83,8 @@ class UniqueBatches:
         chunks, free = self._chunks(order)
         shuffle = torch.randperm(len(chunks), generator=generator).tolist()
         chunks = [chunks[i] for i in shuffle]
-        # Those with the most clashes first, then large ones. Rows of one text follow each other, so
-        # that they are spread over the batches.
+        # Chunks with the most clashes come first, then large ones. Rows of one text follow each
+        # other, so that they are spread over the batches.
         chunks.sort(key=self._order_key)
         assignment = Assignment(self._rows, self.batch_size, self._texts_of, generator)
         for chunk in chunks:
@@ -108,11 +108,11 @@ class UniqueBatches:
         """(lists of rows that go into one batch, rows that may go anywhere)."""
         if self._topics is not None:
             rows = order.tolist()
-            if self._groups is not None:  # the rows of a group side by side within their topic
-                rows = [row for group in _by(self._groups, rows) for row in group]
-            return self._cut(_by(self._topics, rows), self.batch_size), []
+            if self._groups is not None:  # rows of a group follow each other within their topic
+                rows = [row for group in _grouped(self._groups, rows) for row in group]
+            return self._cut(_grouped(self._topics, rows), self.batch_size), []
         if self._groups is not None:
-            return self._cut(_by(self._groups, order.tolist()), self._together), []
+            return self._cut(_grouped(self._groups, order.tolist()), self._together), []
         repeated = self._has_repeated[order]
         return [[row] for row in order[repeated].tolist()], order[~repeated].tolist()
 
@@ -165,7 +165,7 @@ def _numbers(texts):
 
 def _repeats(numbers):
     """((N, T) indices of the texts that several rows hold, else -1; how many rows hold each)."""
-    first = np.ones(numbers.shape, dtype=bool)  # a text that is twice in a row counts once
+    first = np.ones(numbers.shape, dtype=bool)  # a text that a row holds twice counts once
     for column in range(1, numbers.shape[1]):
         first[:, column] = (numbers[:, :column] != numbers[:, column : column + 1]).all(1)
     ordered = np.sort(numbers[first])
@@ -178,8 +178,8 @@ def _repeats(numbers):
     return places, uses + 1
 
 
-def _by(keys, rows):
-    """Lists of the rows of each key, in the order of their first."""
+def _grouped(keys, rows):
+    """The lists of rows with equal keys, in the order of their first rows."""
     members = defaultdict(list)
     for row in rows:
         members[keys[row]].append(row)
@@ -187,12 +187,12 @@ def _by(keys, rows):
 
 
 class SharedBatches:
-    """One process's share of every batch; all processes together take the batches of one process.
+    """The share of one process in every batch; all processes together have whole batches.
 
     batches: a batch sampler that is the same in all processes. If a batch has fewer rows than there
-    are processes, those without a row get a `StandIn`, or with whole=True every process gets the
-    whole batch. The latter is for losses that use no other row: the average of equal means over the
-    processes is that mean.
+    are processes, a process without a row gets a `StandIn`, or with whole=True every process gets
+    the whole batch. The latter is for losses that use no other row: then the processes have equal
+    means, and so their average is the mean over the batch.
     """
 
     drop_last = False

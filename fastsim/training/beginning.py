@@ -1,17 +1,17 @@
-"""Where a run begins: from the start, or at a checkpoint of a run with the same options."""
+"""Decides where a run begins: at the start, or at a checkpoint of a run with the same options."""
 
 import json
 
 from fastsim.files import OutputError, fingerprint, full_disk_named
 from fastsim.training import checkpoints as saved
 from fastsim.training import hub
-from fastsim.training.options import FREE, GROWING, OF_EVALUATION
+from fastsim.training.options import MAY_BE_ADDED, MAY_DIFFER, MAY_GROW
 
 
 def where_to_begin(options, task, checkpoints, process, say):
     """(the state of the run, the checkpoint to continue from or None).
 
-    The state holds the options and what the untrained model gave. process: accelerate's
+    The state holds the options, and the results of the untrained model. process: accelerate's
     `PartialState`. All processes read and evaluate, so that none waits longer than the timeout of
     the group; the main process writes.
     """
@@ -24,11 +24,11 @@ def where_to_begin(options, task, checkpoints, process, say):
     state |= {"asked": asked}
     if skipped:
         say(f"{skipped[0]}; continuing from {checkpoint.name}")
-    process.wait_for_everyone()  # all have read what the main process may now remove
+    process.wait_for_everyone()  # all have read the files that the main process may remove now
     if process.is_main_process:
         if checkpoint is None:
-            # Options, data, model, loss and schedule have been checked by now, so that a run that
-            # they refuse removes no checkpoints of an earlier run.
+            # Options, data, model, loss and schedule have been checked before, so that a run that
+            # is refused removes no checkpoints of an earlier run.
             saved.remove_run(checkpoints)
         else:
             saved.remove_unusable(checkpoints, checkpoint)
@@ -38,11 +38,10 @@ def where_to_begin(options, task, checkpoints, process, say):
 
 
 def check(options, checkpoints, processes):
-    """(the options and data of the run, the checkpoint to continue from or None, why newer ones
-    are not used).
+    """(options and data of the run, the checkpoint to continue from or None, reasons).
 
-    Raises if the run cannot begin, and writes nothing. A run that ended before its first checkpoint
-    does not prevent a new one.
+    The reasons say why newer checkpoints are not used. Raises an error if the run cannot begin;
+    writes nothing. A run that ended before its first checkpoint does not prevent a new one.
     """
     asked = check_options(options, checkpoints, processes)
     data = {
@@ -60,15 +59,15 @@ def check(options, checkpoints, processes):
 
 def check_options(options, checkpoints, processes):
     """The options of the run, without its data: the part of `check` that reads no large file."""
-    asked = {key: value for key, value in options.as_written().items() if key not in FREE}
+    asked = {key: value for key, value in options.as_written().items() if key not in MAY_DIFFER}
     asked["processes"] = processes  # each has its share of a batch and its own random numbers
     written = saved.written(checkpoints)
     if options.resume:
         if not written:
             raise _no_checkpoint(checkpoints)
-        was = saved.read_run(checkpoints)["asked"]
-        was.setdefault("processes", processes)  # earlier versions did not write it
-        _check_same(asked, was)
+        asked_before = saved.read_run(checkpoints)["asked"]
+        asked_before.setdefault("processes", processes)  # earlier versions did not write it
+        _check_same(asked, asked_before)
     elif written and not options.overwrite:
         raise OutputError(
             f"output: {str(checkpoints)!r} holds checkpoints of an earlier run;"
@@ -83,25 +82,28 @@ def _no_checkpoint(checkpoints, *reasons):
 
 
 def _check_same(asked, asked_before):
+    """ValueError unless the options are those of the run before, or may differ from them."""
     had_evaluation = asked_before.get("eval_data") is not None
     for key, value in asked.items():
-        was = asked_before.get(key)
-        longer = key in GROWING and was is not None and value is not None and value > was
-        adds_evaluation = key in OF_EVALUATION and was is None and not had_evaluation
-        if value != was and not longer and not adds_evaluation:
-            raise ValueError(f"resume: {key}: {_difference(key, value, was)}")
+        before = asked_before.get(key)
+        both_set = before is not None and value is not None
+        is_longer = key in MAY_GROW and both_set and value > before
+        adds_evaluation = key in MAY_BE_ADDED and before is None and not had_evaluation
+        if value != before and not is_longer and not adds_evaluation:
+            raise ValueError(f"resume: {key}: {_difference(key, value, before)}")
 
 
-def _difference(key, value, was):
+def _difference(key, value, before):
+    """How an option differs from that of the run before, for a message."""
     if key in ("data", "eval_data"):
         name = "eval" if key == "eval_data" else "train"
         got = "none" if value is None else "data of other content"
         return f"wanted the data of this run (--{name}), got {got}"
-    if was is None:
+    if before is None:
         return f"wanted none, as in this run, got {value!r}"
-    least = f"{was} or more" if key in GROWING else repr(was)
+    wanted = f"{before} or more" if key in MAY_GROW else repr(before)
     got = "none" if value is None else repr(value)
-    return f"wanted {least}, as in this run, got {got}"
+    return f"wanted {wanted}, as in this run, got {got}"
 
 
 def _fingerprints(paths):
@@ -110,9 +112,9 @@ def _fingerprints(paths):
 
 
 def _untrained(task):
-    """What the untrained model gives, for comparison at the end.
+    """The results of the untrained model, to compare the trained one with.
 
-    `before`: the metrics, None without evaluation data. The rest: `Task.sample`.
+    `before`: the metrics, None without evaluation data. The other entries: `Task.sample`.
     """
     return {"before": None if task.eval is None else task.evaluate(), **task.sample()}
 

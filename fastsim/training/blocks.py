@@ -1,7 +1,7 @@
-"""CSV and TSV files read by Arrow in blocks of rows: ten times as fast as row by row.
+"""Reads CSV and TSV files with Arrow in blocks of rows: ten times as fast as row by row.
 
 A block is read here only if Arrow is certain to read it like `fastsim.training.rows`. The rest of
-the file is left to that row reader, which knows line numbers and reports what is wrong.
+the file is left to that row reader, which knows line numbers and reports faults.
 """
 
 import numpy as np
@@ -14,17 +14,17 @@ _BOM = b"\xef\xbb\xbf"
 _QUOTE, _LINE, _RETURN = b'"\n\r'
 
 
-class _NotPlain(Exception):  # noqa: N818 - no error: the row reader goes on
+class _NotPlain(Exception):  # noqa: N818 - not an error: the row reader continues
     """A block that the row reader may read differently."""
 
 
 def delimited_tables(path, kind, delimiter, width, places, *, skip=0):
     """Arrow tables of the rows of a file, except the first `skip` rows.
 
-    width: number of fields of a row. places: the fields to read, as columns of text that are named
-    by their place ("0" for the first). If the rest of the file is not plain, the last item is None:
-    bytes that are not UTF-8, rows of another width, quotes within a field, carriage returns without
-    a line feed, a row of many megabytes.
+    width: the number of fields of a row. places: the fields to read, as columns of text that are
+    named by their place ("0" for the first). The last item is None if the rest of the file is not
+    plain: if it has bytes that are not UTF-8, rows of another width, quotes within a field,
+    carriage returns without a line feed, or a row of many megabytes.
     """
     mark = dialect(kind, delimiter)["delimiter"]
     quotes = kind != "tsv"
@@ -89,9 +89,9 @@ def _table(block, mark, quotes, width, places):
     from pyarrow import csv
 
     returns = b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
-    if returns or block.startswith(_BOM):  # a byte order mark, which Arrow would remove
+    if returns or block.startswith(_BOM):  # Arrow would remove a byte order mark
         raise _NotPlain
-    block.decode()  # the whole block, since the row reader finds faults in every column
+    block.decode()  # all columns, as the row reader checks the encoding of all
     names = [str(place) for place in places]
     try:
         return csv.read_csv(

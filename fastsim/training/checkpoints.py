@@ -16,10 +16,10 @@ _BEGUN = ".fastsim-checkpoint-"
 
 
 def checkpoint_folder(output, chosen=None):
-    """The folder of the checkpoints of a run into `output`: `chosen`, else next to the output.
+    """The folder of the checkpoints of a run into `output`: `chosen`, or one next to the output.
 
-    If the output is a mount point, or nothing can be written next to it, it is `checkpoints` inside
-    the output: only the output may then outlive the machine.
+    If the output is a mount point, or nothing can be written next to it, the folder is
+    `checkpoints` inside the output: only the output may then outlive the machine.
     """
     name, output = output, Path(os.path.realpath(output))
     if not output.name:
@@ -45,14 +45,14 @@ def _read_only(folder):
 def claimed(checkpoints, output):
     """A context in which no other run can begin in these folders.
 
-    Two runs with one folder of checkpoints would resume from, select and remove each other's; with
-    one output they would overwrite each other's model. `OutputError` if another run has claimed a
-    folder, or if nothing can be written.
+    Two runs with the same folder of checkpoints would resume from, select and remove each other's
+    checkpoints. Two runs with the same output would overwrite each other's model. `OutputError` if
+    another run has claimed a folder, or if nothing can be written.
     """
     checkpoints, output = (Path(os.path.realpath(folder)) for folder in (checkpoints, output))
     written(checkpoints)  # refuses the folder before a lock is put into it
     with contextlib.ExitStack() as locks:
-        if _listed(checkpoints):  # an empty one was made by the user
+        if _listed(checkpoints):  # the user made an empty folder, so it stays
             locks.callback(_remove_empty, checkpoints)
         for folder, name in {checkpoints: "checkpoints", output: "output"}.items():
             refusal = (
@@ -130,7 +130,7 @@ def _damage(folder):
 
 
 def _listed(folder):
-    """What is in a folder, nothing where there is none: a run that ends removes its own."""
+    """The content of a folder, empty if it does not exist: a run that ends removes its folder."""
     try:
         return list(Path(folder).iterdir())
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def written(checkpoints):
     """The checkpoints in the folder of a run, complete or not, the newest first.
 
     `OutputError` if that is a file, or if it holds a folder with the name of a checkpoint that is
-    not ours: a checkpoint may need the name.
+    not ours, since a checkpoint of the run may need that name.
     """
     checkpoints = Path(checkpoints)
     if checkpoints.exists() and not checkpoints.is_dir():
@@ -208,7 +208,7 @@ def remove_older(checkpoints, best=None):
 
 
 def _remove(path):
-    """Remove a checkpoint, renamed first: half removed it would look like a folder of the user."""
+    """Rename a checkpoint and remove it: half removed it would look like a folder of the user."""
     renamed = path.with_name(unused_name(_BEGUN))
     os.rename(path, renamed)
     shutil.rmtree(renamed, ignore_errors=True)

@@ -8,9 +8,10 @@ from fastsim.grad_cache import MicroBatches
 class Collator:
     """Turns rows of a data set into the arguments of `BiEncoderModel` or `CrossEncoderModel`.
 
-    micro_batch_size: makes each text column `MicroBatches`. The `links` of rows become the ids of
-    `exclude`, for candidates that are no negatives. A row that `stands_in` belongs to another
-    process: it is encoded, but with `rows` 0 the loss gets no row.
+    micro_batch_size: splits each text column into `MicroBatches` of this size; None: one batch. The
+    `links` of rows become the ids of `exclude`, which mark candidates that are no negatives. A row
+    with `stands_in` belongs to another process: it is encoded, but `rows` is 0, so that the loss
+    gets no row.
     """
 
     def __init__(self, encoder, layout, *, cross=False, micro_batch_size=None):
@@ -42,7 +43,7 @@ class Collator:
 
 
 def _without_rows(batch):
-    """A batch whose rows are encoded, and of which the loss gets none."""
+    """The batch with `rows` 0: its rows are encoded, but the loss gets none of them."""
     if "labels" in batch:
         batch["labels"] = batch["labels"][:0]
     if "exclude" in batch:

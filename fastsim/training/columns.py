@@ -1,4 +1,4 @@
-"""Which columns of a file are read, by the header and by the columns that the user names."""
+"""Selects the columns of a file to read, by its header and by the names that the user gives."""
 
 import re
 
@@ -7,7 +7,7 @@ from fastsim.training.rows import DataError, other_delimiter
 
 
 def parse_columns(columns):
-    """A list of (role, name in the file or None), or None."""
+    """The option `columns` as a list of (role, name in the file or None), or None."""
     if columns is None:
         return None
     items = [item.strip() for item in (columns.split(",") if isinstance(columns, str) else columns)]
@@ -32,14 +32,14 @@ def parse_columns(columns):
 
 
 def check_header(header, used, path):
-    """`DataError` for a name in use that the header has twice."""
+    """`DataError` if the header has one of the used names twice."""
     for name in used:
         if header.count(name) > 1:
             raise DataError(f"{path}, line 1: column {name!r} is there twice")
 
 
 def select(header, roles, path):
-    """{role: position in the header}."""
+    """{role: position in the header} of the columns in use."""
     if roles is None:
         roles = [(name, None) for name in dict.fromkeys(header) if is_role(name)]
     used = [(role, name or role) for role, name in roles if role != "_"]
@@ -54,7 +54,7 @@ def select(header, roles, path):
 
 
 def header_fault(error, header):
-    """The message of an error about the columns, with the header and how to map it."""
+    """The message of an error about the columns, with the header and a hint how to map it."""
     return (
         f"{error}; the header is ({', '.join(header)}); --columns COLUMN=NAME,... maps it"
         f"{other_delimiter(header)}"
@@ -64,7 +64,7 @@ def header_fault(error, header):
 def check_no_header(names, roles, second, path):
     """`DataError` if the first line seems to be a header although it lacks some of the roles.
 
-    That is, if it names a role, or looks like a header compared with the next row, `second`.
+    It seems to be one if it names a role, or if it looks like one beside the next row, `second`.
     """
     used = [role for role, _ in roles if role != "_"]
     if any(role in names for role in used):

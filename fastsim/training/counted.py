@@ -2,5 +2,5 @@
 
 
 def counted(number, one, many=None):
-    """ "1 step", "1,000 steps". many: the plural, by default with an s."""
+    """ "1 step" or "1,000 steps". many: the plural; None: the singular with an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -38,16 +38,18 @@ def situations():
 def pairs(rows, *, unrelated=True):
     """(sentence1, sentence2, score) of situations: 1 for the same meaning, 0.25 for the opposite.
 
-    unrelated: also pairs of a situation with the next one, score 0. Every encoder separates these:
-    they are used for training, so that it does not forget them, but not for evaluation.
+    unrelated: also pairs of a situation with the next one, with score 0. Every encoder separates
+    these. The training uses them, so that the encoder still separates them afterwards; the
+    evaluation does not.
     """
     scored = []
-    for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
-        one, same, opposite, too = row
-        scored += [(one, same, SAME), (opposite, too, SAME)]
-        scored += [(a, b, OPPOSITE) for a, b in itertools.product((one, same), (opposite, too))]
+    for row, next_row in zip(rows, rows[1:] + rows[:1], strict=True):
+        first, paraphrase, *opposites = row
+        same = (first, paraphrase)
+        scored += [(*same, SAME), (*opposites, SAME)]
+        scored += [(a, b, OPPOSITE) for a, b in itertools.product(same, opposites)]
         if unrelated:
-            scored += [(a, b, UNRELATED) for a, b in zip(row, other, strict=True)]
+            scored += [(a, b, UNRELATED) for a, b in zip(row, next_row, strict=True)]
     return scored
 
 
@@ -94,5 +96,5 @@ def run(model, output, *, seed=0, epochs=2, progress=True, cpu=False, say=print)
 
 
 def _search(encoder, query, texts):
-    """The four texts that are most similar to a query, which is one of them and left out."""
+    """The four of the texts that are most similar to a query, without the query itself."""
     return search_texts(encoder, [query], [text for text in texts if text != query], 4)

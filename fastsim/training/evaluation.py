@@ -1,4 +1,4 @@
-"""Evaluation of a model on a data set: the columns decide the metrics."""
+"""Evaluates a model on a data set, whose columns decide the metrics."""
 
 from collections import defaultdict
 
@@ -44,7 +44,7 @@ def primary_metric(layout, *, cross_encoder=False, classifier=False):
 
 
 def metric_names(layout, *, cross_encoder=False, classifier=False):
-    """The names of all metrics on this data, found with two made-up rows and no encoder."""
+    """The names of all metrics on this data, from two made-up rows without an encoder."""
     rows, labels = torch.eye(2), [0, 1]
     if cross_encoder:
         scored = layout.name == "scored pairs"
@@ -60,9 +60,9 @@ def metric_names(layout, *, cross_encoder=False, classifier=False):
 
 
 def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None, name="data"):
-    """Refuse data without a metric for the model, before anything is encoded.
+    """ValueError for data without a metric for the model, before anything is encoded.
 
-    name: of the option that names the data, for messages.
+    name: of the option with the data, for messages.
     """
     if cross_encoder and layout.name not in PRIMARY_OF_CROSS_ENCODER:
         wanted = " or ".join(PRIMARY_OF_CROSS_ENCODER)
@@ -75,10 +75,10 @@ def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None, name
     if layout.name == "labelled pairs":
         labels = dataset[layout.label][:]
         if classes is None and not is_binary(labels):
-            some = sorted({str(label) for label in labels})[:5]
+            examples = sorted({str(label) for label in labels})[:5]
             raise ValueError(
                 f"{name}: wanted both labels 0 and 1, or a model trained with the loss"
-                f" classification, got {', '.join(some)}"
+                f" classification, got {', '.join(examples)}"
             )
         unknown = sorted(set(labels) - set(classes or labels))
         if unknown:
@@ -97,7 +97,7 @@ def check_evaluation(dataset, layout, *, cross_encoder=False, classes=None, name
 
 
 def check_vectors(vectors):
-    """The embeddings, or ModelError if some are not finite."""
+    """The embeddings; ModelError if some are not finite."""
     bad = ~vectors.isfinite().all(-1)
     if bool(bad.any()):
         raise ModelError(
@@ -157,7 +157,7 @@ def _encode(encoder, unique, **options):
     """Embeddings of [(prompt, text)]; each prompt has its own batches."""
     result = None
     for prompt in dict.fromkeys(prompt for prompt, _ in unique):
-        rows = [row for row, (its_prompt, _) in enumerate(unique) if its_prompt == prompt]
+        rows = [row for row, (text_prompt, _) in enumerate(unique) if text_prompt == prompt]
         vectors = encoder.encode([unique[row][1] for row in rows], prompt=prompt, **options)
         if result is None:
             result = torch.empty(len(unique), vectors.shape[1])
@@ -177,11 +177,14 @@ def evaluate_cross_encoder(model, dataset, layout, *, batch_size=32, progress=Fa
 
 
 def _tuples(vectors, rows, parts, layout, texts):
-    """texts: of each row of `vectors`; rows with the same text have different prompts."""
+    """Metrics of tuples.
+
+    texts: the text of each row of `vectors`; rows with the same text have different prompts.
+    """
     result = {}
     if layout.negatives:
-        each = [metrics.triplets(parts[0], parts[1], negative) for negative in parts[2:]]
-        result = {key: sum(one[key] for one in each) / len(each) for key in each[0]}
+        columns = [metrics.triplets(parts[0], parts[1], negative) for negative in parts[2:]]
+        result = {key: sum(values[key] for values in columns) / len(columns) for key in columns[0]}
     answers = defaultdict(set)
     corpus = list(dict.fromkeys(row for column in rows[1:] for row in column))
     position = {row: index for index, row in enumerate(corpus)}

@@ -1,4 +1,4 @@
-"""The formats of data: what the columns of a file mean."""
+"""The formats of data: the columns of a file and their meaning."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ COLUMNS = {
     "labelled texts": ("text", "label"),
 }
 _NEGATIVE = re.compile(r"negative(_?\d+)?")
-TOGETHER = "together"  # equal for rows of one batch: a topic, a source, mined neighbours
+TOGETHER = "together"  # the column with equal values for rows of one batch, such as a topic
 IN_BATCH = ("tuples", "labelled texts")  # the formats whose losses use the other rows of a batch
 
 
@@ -34,7 +34,7 @@ class Format:
 
     @property
     def negatives(self):
-        """How many columns hold negatives."""
+        """The number of columns with negatives."""
         return len(self.texts) - 2 if self.name == "tuples" else 0
 
 

@@ -14,7 +14,7 @@ _PART = 10_000  # rows read at a time
 
 
 def is_hub(name):
-    """Whether a name of data is one of a data set on the hub."""
+    """Whether the name of data names a data set on the hub."""
     return str(name).startswith(PREFIX)
 
 
@@ -54,7 +54,7 @@ def fingerprint(name):
     for table in tables(name):
         serialized = pyarrow.BufferOutputStream()
         with pyarrow.ipc.new_stream(serialized, table.schema) as stream:
-            # Without metadata and in one chunk, so that the same rows have the same bytes.
+            # Without metadata and in one chunk, so that equal rows have equal bytes.
             stream.write_table(table.combine_chunks())
         digest.update(serialized.getvalue())
     return digest.hexdigest()

@@ -15,8 +15,8 @@ _KINDS = "fastsim-index-"  # the prefix of all versions
 _OTHER = {"texts": "of other texts", "model": "by another model or prompt"}
 # Settings in the configuration of a transformer that do not change what it computes.
 _CONFIG_IGNORED = ("_name_or_path", "architectures", "dtype", "transformers_version")
-# Settings in the files of a tokenizer that do not change its tokens: its location, and arguments of
-# the last call, which every call sets again.
+# Settings in the files of a tokenizer that do not change its tokens: its location, and the
+# arguments of the last call, which every call sets anew.
 _TOKENIZER_IGNORED = (
     "name_or_path",
     "is_local",
@@ -29,14 +29,14 @@ _TOKENIZER_IGNORED = (
     "pad_to_multiple_of",
     "pad_token_type_id",
 )
-_SIDES = ("truncation_side", "padding_side")  # the files have them only after a call
+_SIDES = ("truncation_side", "padding_side")  # settings that the files have only after a call
 
 
 def load_or_encode(encoder, texts, path, *, batch_size=32, overwrite=False):
     """Embeddings (N, encoded_dim) of the texts, loaded from the file or encoded and saved there.
 
-    path: a safetensors file. overwrite: whether an index of other texts or by another model may be
-    replaced; otherwise it is an `OutputError`. ValueError if the file is no index.
+    path: a safetensors file. overwrite: whether to replace an index of other texts or by another
+    model, which otherwise raises `OutputError`. ValueError if the file is not an index.
     """
     from safetensors.torch import save_file
 
@@ -57,7 +57,7 @@ def load_or_encode(encoder, texts, path, *, batch_size=32, overwrite=False):
 
 
 def _read(path):
-    """(metadata of an index, its vectors or None for another version); ValueError for no index."""
+    """(metadata of an index, its vectors or None for another version); ValueError if it is none."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -90,7 +90,7 @@ def texts_key(texts):
 
 
 def model_key(encoder):
-    """A hash of all that determines the embeddings of documents besides their texts."""
+    """A hash of everything except their texts that determines the embeddings of documents."""
     digest = hashlib.sha256()
     parts = (encoder.pooling, encoder.max_length, encoder.lower_case, encoder.include_prompt)
     for part in (*parts, encoder.truncate_dim):
@@ -107,7 +107,7 @@ def model_key(encoder):
 
 
 def _tokenizer_state(tokenizer):
-    """All that determines the tokens, as bytes: the files of the tokenizer, and its sides."""
+    """Everything that determines the tokens, as bytes: the tokenizer's files, and its sides."""
     yield repr([getattr(tokenizer, side, None) for side in _SIDES]).encode()
     with tempfile.TemporaryDirectory(prefix="fastsim-") as folder:
         tokenizer.save_pretrained(folder)

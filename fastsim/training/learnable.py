@@ -13,13 +13,13 @@ def check_learnable(loss, values, columns, layout, batch_size, *, cross=False):
     returns its texts. batch_size: rows of a batch.
     """
     rows = len(values) if values is not None else len(columns(layout.texts[0]))
-    least = 2 if cross and loss == "cosent" else 1 if cross else LOSSES[loss].minimum
+    fewest = 2 if cross and loss == "cosent" else 1 if cross else LOSSES[loss].minimum
     if layout.negatives:
-        least = 1
+        fewest = 1
     for name, count in (("rows", rows), ("batch_size", batch_size)):
-        if count < least:
+        if count < fewest:
             raise DataError(
-                f"{name}: wanted at least {least} for {loss}, which compares the rows of a batch,"
+                f"{name}: wanted at least {fewest} for {loss}, which compares the rows of a batch,"
                 f" got {count}"
             )
     if loss in ("cosent", "angle") and min(values) == max(values):
@@ -38,10 +38,10 @@ def _check_labels(loss, labels, texts):
         raise DataError(f"label: wanted at least two different labels for {loss}, got one")
     if not LOSSES[loss].positives:
         return
-    of_label = defaultdict(set)
+    texts_of = defaultdict(set)
     for label, text in zip(labels, texts, strict=True):
-        of_label[label].add(text)
-        if len(of_label[label]) == 2:
+        texts_of[label].add(text)
+        if len(texts_of[label]) == 2:
             return
     raise DataError(f"label: wanted a label with at least two texts for {loss}, got none")
 

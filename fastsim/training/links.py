@@ -1,4 +1,4 @@
-"""Links mark the rows of a batch that share a text and are thus no negatives of each other."""
+"""Links mark the rows of a batch that share a text and therefore are no negatives of each other."""
 
 import torch
 
@@ -6,10 +6,11 @@ import torch
 class LinkedBatches:
     """Batches as lists of (row, links); texts with equal links are no negatives of each other.
 
-    batches: a batch sampler. numbers (N, T): the texts of each row as integers: anchor, positive,
+    batches: a batch sampler. numbers: (N, T) the texts of each row as integers: anchor, positive,
     negatives. Rows of a batch that share an anchor or a positive, directly or through other rows,
     have the same link. A negative has the link of the rows whose anchor or positive it is, or -1.
-    links: (link of the row, links of its negatives), or None if the batch repeats no text.
+    The links of a row are (link of the row, links of its negatives), or None if the batch repeats
+    no text.
     """
 
     drop_last = False
@@ -41,13 +42,13 @@ class LinkedBatches:
             (link, *(link_of[component[text]] if text in component else -1 for text in negatives))
             for link, negatives in rows
         ]
-        distinct = len(link_of) == len(batch)
-        distinct = distinct and all(max(link[1:], default=-1) < 0 for link in links)
-        return [None] * len(batch) if distinct else links
+        negatives_distinct = all(max(link[1:], default=-1) < 0 for link in links)
+        all_distinct = len(link_of) == len(batch) and negatives_distinct
+        return [None] * len(batch) if all_distinct else links
 
 
 def connected(pairs):
-    """Text -> a text that represents its connected component, where pairs are the edges."""
+    """{text: a text that represents its connected component} of the graph with edges `pairs`."""
     parent = {}
 
     def root(text):
@@ -56,13 +57,13 @@ def connected(pairs):
             text = parent[text]
         return text
 
-    for one, other in pairs:
-        parent[root(one)] = root(other)
+    for first, second in pairs:
+        parent[root(first)] = root(second)
     return {text: root(text) for text in parent}
 
 
 class LinkedRows(torch.utils.data.Dataset):
-    """The rows of a data set for `LinkedBatches`: each with its links."""
+    """The rows of a data set for `LinkedBatches`, each with its links."""
 
     def __init__(self, dataset):
         self.dataset = dataset

@@ -18,8 +18,8 @@ def load_encoder(
 ):
     """An `Encoder`, on the GPU if there is one; `ModelError` for a cross-encoder.
 
-    prompts: {name: text}, in addition to those of the model. parts: the columns or parts of a
-    search that are encoded; ValueError for a prompt that applies to none of them.
+    prompts: {name: text}, in addition to those of the model. parts: the columns, or the parts of a
+    search, that will be encoded; ValueError for a prompt that applies to none of them.
     """
     check_prompts(prompts)
     folder = model_folder(name, **trust)

@@ -19,7 +19,7 @@ SIMILARITIES = {
 
 
 def correlations(scores, gold):
-    """Pearson and Spearman of two lists of numbers; NaN where one of them is constant."""
+    """Pearson and Spearman correlation of two lists of numbers; NaN if one of them is constant."""
     from scipy import stats
 
     if len(gold) < 2 or min(gold) == max(gold) or min(scores) == max(scores):
@@ -34,8 +34,8 @@ def pair_correlations(u, v, gold):
     """`correlations` of paired rows u, v (N, D) under each similarity with gold scores (N,)."""
     result = {}
     for name, similarity in SIMILARITIES.items():
-        found = correlations(similarity(u, v).tolist(), gold)
-        result |= {f"{kind}_{name}": value for kind, value in found.items()}
+        values = correlations(similarity(u, v).tolist(), gold)
+        result |= {f"{kind}_{name}": value for kind, value in values.items()}
     return result
 
 
@@ -69,8 +69,8 @@ def pair_binary(u, v, labels):
     """`binary` of paired rows u, v (N, D) under each similarity with labels 0 and 1 (N,)."""
     result = {}
     for name, similarity in SIMILARITIES.items():
-        found = binary(similarity(u, v).tolist(), labels)
-        result |= {f"{kind}_{name}": value for kind, value in found.items()}
+        values = binary(similarity(u, v).tolist(), labels)
+        result |= {f"{kind}_{name}": value for kind, value in values.items()}
     return result
 
 

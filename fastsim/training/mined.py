@@ -15,13 +15,13 @@ from fastsim.training.rows import SUFFIXES, suffix_of
 
 def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None, header=None,
          batch_size=32, count=1, **limits):  # fmt: skip
-    """(rows of anchor, positive, negative, ... as dictionaries, how many pairs were left out).
+    """([{anchor, positive, negative, ...}], the number of pairs that were left out).
 
     pairs: a file of anchors and positives. corpus: a file of texts besides the positives. columns,
     kind, delimiter, header: as for `read_data`; the last three apply to the corpus too. limits: the
-    options of `mine_hard_negatives`. The anchor itself and all its positives in the file are no
-    negatives; texts that differ only in white space count as equal. Pairs with fewer than `count`
-    negatives within the limits are left out.
+    options of `mine_hard_negatives`. Neither the anchor itself nor any of its positives in the file
+    is a negative; texts that differ only in white space count as equal. Pairs with fewer than
+    `count` negatives within the limits are left out.
     """
     dataset, layout = read_data(
         pairs, columns=columns, kind=kind, delimiter=delimiter, header=header
@@ -97,7 +97,7 @@ def _words(text):
 
 
 def _distinct(texts):
-    """(the first of each set of equal texts, {its words: its index})."""
+    """([the first of equal texts], {its words: its index})."""
     first = {}
     for text in texts:
         first.setdefault(_words(text), text)
@@ -105,9 +105,10 @@ def _distinct(texts):
 
 
 def check_output(path, *read, overwrite=False):
-    """`OutputError` if `write_rows` would fail, or overwrite a file that must be kept.
+    """`OutputError` if `write_rows` would fail, or would overwrite a file that must be kept.
 
-    read: the files that are read, or None. overwrite: whether another file may be overwritten.
+    read: the files that are read; None for one that is not. overwrite: whether to overwrite other
+    files.
     """
     path = Path(path)
     # A file with the suffix of another format could not be read again.

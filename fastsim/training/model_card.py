@@ -1,4 +1,4 @@
-"""The README.md of a trained model: data, loss, metrics, how to use it."""
+"""The README.md of a trained model: its data, loss and metrics, and how to use it."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def model_card(result, encoder, name, *, cross=False):
 
 
 def main_metrics(metrics, metric):
-    """The metric that selected the model, and the first two of the others."""
+    """The metric that selected the model, and the first two of the other metrics."""
     others = [name for name in metrics if name != metric]
     return [metric, *others][:_SHOWN]
 

@@ -15,7 +15,7 @@ class BiEncoderModel(nn.Module):
     def forward(self, features, labels=None, exclude=None, rows=None):
         """The loss. features: one dictionary of tensors per text column; labels (N,) or None.
 
-        rows: how many of the embeddings the loss gets, by default all. If features is a single
+        rows: the number of embeddings that the loss gets; None: all. If features is a single
         dictionary, the result is its embeddings, for the micro-batches of `GradCache`.
         """
         if isinstance(features, dict):
@@ -33,15 +33,18 @@ class CrossEncoderModel(nn.Module):
         self._no_split_modules = _layers_of(encoder)
 
     def forward(self, features, labels=None, rows=None):
-        """The loss. features: tensors of the pairs; labels (N,) in [0, 1]; rows: as above."""
+        """The loss. features: tensors of the pairs. labels: (N,) in [0, 1].
+
+        rows: the number of logits that the loss gets; None: all.
+        """
         return {"loss": self.loss(self.encoder(features)[:rows], labels, group=self.group)}
 
 
 def _layers_of(encoder):
     """The class names of the layers that FSDP2 gathers one at a time, for accelerate."""
     names = getattr(encoder.model, "_no_split_modules", None) or []
-    found = {type(module).__name__ for module in encoder.modules()}
-    return [name for name in names if name in found]
+    present = {type(module).__name__ for module in encoder.modules()}
+    return [name for name in names if name in present]
 
 
 class Bound(nn.Module):
@@ -59,7 +62,8 @@ class Bound(nn.Module):
 def freeze_idle(encoder, features):
     """Freeze the parameters that no embedding depends on, such as BERT's pooler.
 
-    Processes that average gradients would wait for theirs. features: any input of the encoder.
+    Processes that average gradients would wait for gradients of these. features: any input of the
+    encoder.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Which loss fits which columns, and the objective: a loss with its learnt parameters."""
+"""The losses that fit each format, and the objective: a loss with its learnt parameters."""
 
 import inspect
 import json
@@ -171,7 +171,7 @@ class Objective(nn.Module):
                 _check_type(option, value, parameters[option].default)
             reduction = self.options.get("reduction", "mean")
             if self.pairwise and group is not None and reduction != "mean":
-                # Each process computes the loss of its own rows, and gradients are averaged.
+                # Each process computes the loss of its own rows; then gradients are averaged.
                 raise ValueError(
                     f"reduction: wanted 'mean' in several processes, got {reduction!r}"
                 )
@@ -260,6 +260,7 @@ def _check_type(name, value, default):
         wanted, types = "a number", (int, float, torch.Tensor)
     elif isinstance(default, str):
         wanted, types = "a text", (str,)
+    # In Python a bool is an int, but only options with a bool as default take one.
     fits = isinstance(value, types) and (isinstance(value, bool) == (bool in types))
     if wanted is not None and not fits:
         raise ValueError(f"loss_options: {name}: wanted {wanted}, got {value!r}")

@@ -1,10 +1,10 @@
 """Opens data files. Each function returns (places, parts, header).
 
-places: {column: its place in the header}. header: a list of names, empty without a header.
-parts(path, format, bad): yields the checked columns of some rows at a time. bad: a list for the
-faults of skipped rows; None: a fault is raised.
+places: {column: its place in the header}. header: a list of names, empty if there is no header.
+parts: a function parts(path, format, bad) that yields the checked columns of some rows at a time.
+bad: a list for the faults of skipped rows; None: a fault is raised.
 
-Rows are (where, values) or (where, `DataError`) for a malformed row.
+A row is (where, values), or (where, `DataError`) if it is malformed.
 """
 
 import functools
@@ -28,7 +28,7 @@ _PART = 10_000  # rows checked and written at a time
 
 
 def open_delimited(path, kind, roles, delimiter, header, say):
-    """A CSV or TSV file. say: called if the first line is taken for a row and not for a header."""
+    """Open a CSV or TSV file. say: called if the first line is taken to be a row, not a header."""
     rows = delimited_rows(path, kind, delimiter)
     first = next(rows, None)
     if first is None:
@@ -36,9 +36,9 @@ def open_delimited(path, kind, roles, delimiter, header, say):
     if isinstance(first[1], DataError):  # it may be the header
         raise first[1]
     names = [field.strip() for field in first[1]]
-    plain = roles is not None and all(name is None for _, name in roles)
-    has_all = plain and all(role in names for role, _ in roles if role != "_")
-    if plain and not has_all and header is not True:
+    roles_alone = roles is not None and all(name is None for _, name in roles)
+    has_all = roles_alone and all(role in names for role, _ in roles if role != "_")
+    if roles_alone and not has_all and header is not True:
         second = next(rows, None)
         if header is None:
             check_no_header(names, roles, second and second[1], path)
@@ -67,7 +67,7 @@ def _select_places(path, rows, places, width):
 
 
 def open_named(path, kind, roles):
-    """A JSON file, whose rows are dictionaries."""
+    """Open a JSON file, whose rows are dictionaries."""
     rows = named_rows(path, kind)
     first = next(rows, None)
     if first is None:
@@ -105,7 +105,7 @@ def _select_keys(path, keys, rows, known=None):
 
 
 def open_tables(path, kind, roles):
-    """Parquet or a data set on the hub, as Arrow tables."""
+    """Open a Parquet file or a data set on the hub as Arrow tables."""
     tables = hub_tables(path) if kind == "hub" else parquet_tables(path)
     first = next(tables, None)
     if first is None:
@@ -140,7 +140,7 @@ def _table_parts(keys, tables, path, layout, bad):
 
 
 def _delimited_parts(places, tables, rows, path, layout, bad):
-    """Arrow tables up to the first fault, then rows, which report it."""
+    """The columns of Arrow tables up to the first fault, then those of rows, which report it."""
     from fastsim.training.tables import checked_columns
 
     keys, done = {name: str(place) for name, place in places.items()}, 0
@@ -153,6 +153,6 @@ def _delimited_parts(places, tables, rows, path, layout, bad):
     else:
         return
     for columns in _row_parts(list(places), rows, path, layout, bad):
-        repeated = min(done, len(columns[0]))  # rows that a table has given already
+        repeated = min(done, len(columns[0]))  # rows that a table has yielded already
         done -= repeated
         yield [column[repeated:] for column in columns]

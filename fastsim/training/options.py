@@ -9,7 +9,7 @@ from typing import get_args
 from fastsim.encoders.names import EMBEDDED
 
 # Options that may differ when a run is resumed.
-FREE = (
+MAY_DIFFER = (
     "resume",
     "overwrite",
     "output",
@@ -27,9 +27,9 @@ FREE = (
     "train",  # its content is compared instead
     "eval",
 )
-GROWING = ("epochs", "max_steps")  # a resumed run may train longer
-# May be added to a resumed run that had no evaluation data.
-OF_EVALUATION = ("eval_data", "eval_columns", "eval_steps", "best_metric", "early_stopping")
+MAY_GROW = ("epochs", "max_steps")  # a resumed run may train longer
+# Options that a resumed run may add if it had no evaluation data.
+MAY_BE_ADDED = ("eval_data", "eval_columns", "eval_steps", "best_metric", "early_stopping")
 CHOICES = {
     "architecture": ("bi-encoder", "cross-encoder"),
     "precision": ("fp32", "bf16", "fp16"),
@@ -101,7 +101,7 @@ class Options:
     allow_pickle: bool = False
 
     def __post_init__(self):
-        # Imported here, since it imports torch, which `fastsim --help` does not need.
+        # Imported here, as it imports torch, which `fastsim --help` does not need.
         from fastsim.training.option_values import converted
 
         for field in fields(self):
@@ -132,8 +132,8 @@ class Options:
                 raise ValueError(f"{name}: wanted {wanted}, got {getattr(self, name)!r}")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise ValueError(f"seed: wanted 0 to {LARGEST_SEED}, got {self.seed}")
-        both = self.eval is not None and self.eval_steps and self.checkpoint_steps
-        if both and self.checkpoint_steps % self.eval_steps:
+        both_set = self.eval is not None and self.eval_steps and self.checkpoint_steps
+        if both_set and self.checkpoint_steps % self.eval_steps:
             raise ValueError(
                 f"checkpoint_steps: wanted a multiple of eval_steps ({self.eval_steps}), so that"
                 f" every checkpoint is evaluated, got {self.checkpoint_steps}"

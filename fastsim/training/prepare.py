@@ -53,7 +53,7 @@ class Task:
 
     @property
     def width(self):
-        """The width of the embeddings that is trained: the largest of Matryoshka, or None."""
+        """The largest width of Matryoshka, at which embeddings are evaluated; else None."""
         return max(self.model.objective.widths, default=None)
 
     def sample(self):
@@ -107,21 +107,49 @@ def prepare(options, group=None, say=None):
     cross = options.architecture == "cross-encoder"
     gpu = torch.cuda.is_available() and not options.cpu
     _check_options(options, gpu)
-    reading = {
-        "kind": options.kind,
-        "delimiter": options.delimiter,
-        "header": options.header,
-        "skip_bad_rows": options.skip_bad_rows,
-        "say": say,
-    }
-    train, layout = read_data(options.train, columns=options.columns, **reading)
-    if cross:
-        _check_cross(options, layout)
-    else:
-        check_loss(options.loss, layout)
-    eval_data, eval_layout = None, None
-    if options.eval is not None:
-        eval_data, eval_layout = read_data(options.eval, columns=_eval_columns(options), **reading)
+    data = _prepare_data(options, cross, say)
+    model, encoder = _prepare_model(options, data, cross, group)
+    if gpu:
+        model.to("cuda")
+    batches = None
+    if not cross:
+        _try_loss(options, model, data.layout)
+        batches = batch_plan(
+            data.train, data.layout, options.loss, options.batch_size, seed=options.seed
+        )
+    return Task(
+        model=model,
+        encoder=encoder,
+        train=data.train,
+        layout=data.layout,
+        eval=data.eval,
+        eval_layout=data.eval_layout,
+        metric=data.metric,
+        cross=cross,
+        batch_size=options.batch_size,
+        batches=batches,
+    )
+
+
+@dataclass
+class _Data:
+    """The checked data of a run.
+
+    eval, eval_layout, metric: None without evaluation data. classes: the names of the classes, for
+    the loss "classification".
+    """
+
+    train: object
+    layout: object
+    eval: object
+    eval_layout: object
+    classes: list | None
+    metric: str | None
+
+
+def _prepare_data(options, cross, say):
+    """`_Data`: read, checked against the options, with labels as numbers."""
+    train, layout, eval_data, eval_layout = _read_files(options, cross, say)
     if options.score_range is not None and layout.label != "score":
         raise ValueError(f"score_range: needs a column score, got {layout.name}")
     classes = _classes(train, layout) if options.loss == "classification" else None
@@ -138,39 +166,50 @@ def prepare(options, group=None, say=None):
         options.batch_size,
         cross=cross,
     )
-    metric = eval_data and _metric(
-        options.best_metric, eval_layout, cross_encoder=cross, classifier=classes is not None
-    )
+    metric = None
+    if eval_data is not None:
+        kind = {"cross_encoder": cross, "classifier": classes is not None}
+        metric = _metric(options.best_metric, eval_layout, **kind)
+    return _Data(train, layout, eval_data, eval_layout, classes, metric)
+
+
+def _read_files(options, cross, say):
+    """(training data, its `Format`, evaluation data or None, its `Format` or None).
+
+    The loss is checked as soon as the columns of the training data are known.
+    """
+    reading = {
+        "kind": options.kind,
+        "delimiter": options.delimiter,
+        "header": options.header,
+        "skip_bad_rows": options.skip_bad_rows,
+        "say": say,
+    }
+    train, layout = read_data(options.train, columns=options.columns, **reading)
+    if cross:
+        _check_cross(options, layout)
+    else:
+        check_loss(options.loss, layout)
+    if options.eval is None:
+        return train, layout, None, None
+    return train, layout, *read_data(options.eval, columns=_eval_columns(options), **reading)
+
+
+def _prepare_model(options, data, cross, group):
+    """(the model, its encoder), with new layers initialised from the seed."""
     from transformers import set_seed
 
     set_seed(options.seed)  # for the initial weights of new layers
     make = _cross_encoder if cross else _bi_encoder
-    model, encoder = make(options, layout, classes, group)
+    model, encoder = make(options, data.layout, data.classes, group)
     if not cross:
-        eval_texts = () if eval_data is None else eval_layout.texts
-        check_used(options.prompts, encoder, dict.fromkeys(layout.texts + eval_texts))
-    if gpu:
-        model.to("cuda")
-    batches = None
-    if not cross:
-        _try_loss(options, model, layout)
-        batches = batch_plan(train, layout, options.loss, options.batch_size, seed=options.seed)
-    return Task(
-        model,
-        encoder,
-        train,
-        layout,
-        eval_data,
-        eval_layout,
-        metric,
-        cross,
-        options.batch_size,
-        batches,
-    )
+        eval_texts = () if data.eval is None else data.eval_layout.texts
+        check_used(options.prompts, encoder, dict.fromkeys(data.layout.texts + eval_texts))
+    return model, encoder
 
 
 def _check_options(options, gpu):
-    """Refuse options that do not fit together or to the device, before data are read."""
+    """Refuse options that do not fit each other or the device, before data are read."""
     if options.precision == "fp16" and not gpu:
         raise ValueError("precision: wanted bf16 or fp32 on a CPU, got fp16, which needs a GPU")
     if options.score_range is not None:
@@ -213,13 +252,7 @@ def _bi_encoder(options, layout, classes, group):
     if options.lora:
         encoder.add_lora(options.lora)
     if options.gradient_checkpointing:
-        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-        enable = next(
-            getattr(encoder.model, name) for name in names if hasattr(encoder.model, name)
-        )
-        enable({"use_reentrant": False})
-        if options.lora:
-            encoder.model.enable_input_require_grads()
+        _checkpoint_gradients(encoder.model, lora=options.lora)
     if options.weights == "bf16":
         encoder.model.to(torch.bfloat16)
     if options.compile:
@@ -247,8 +280,17 @@ def _bi_encoder(options, layout, classes, group):
     return BiEncoderModel(encoder, objective), encoder
 
 
+def _checkpoint_gradients(model, lora):
+    """Make a model of transformers compute activations again in the backward pass."""
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    enable = next(getattr(model, name) for name in names if hasattr(model, name))
+    enable({"use_reentrant": False})
+    if lora:
+        model.enable_input_require_grads()
+
+
 def _try_loss(options, model, layout):
-    """Raise the errors of the loss's first step early, before anything is written."""
+    """Raise errors of the first step of the loss now, before anything is written."""
     encoder = model.encoder
     weights = next(encoder.parameters())
     kind = torch.float16 if options.precision == "fp16" else torch.bfloat16

@@ -1,14 +1,14 @@
-"""The names of prompts, which say to which texts a prompt applies."""
+"""The names of prompts, which decide to which texts a prompt applies."""
 
 from fastsim.training.formats import is_role
 
 PARTS = ("query", "document", "passage", "corpus")  # names in models of sentence-transformers
-# Column -> the part of a search that it trains.
+# Column -> the part of a search that is trained by it.
 _SEARCHED = {"anchor": "query", "positive": "document"}
 
 
 def check_prompts(prompts):
-    """Refuse a name that is neither a column nor a part of a search, and so never used."""
+    """Refuse a name that is neither a column nor a part of a search, and so is never used."""
     for name in prompts or {}:
         if name not in PARTS and not is_role(name):
             raise ValueError(
@@ -29,10 +29,10 @@ def check_used(prompts, encoder, parts):
 
 
 def name_parts(encoder, given):
-    """Give the parts of a search the prompts of the columns that train them, if they have none.
+    """Give a part of a search without a prompt the prompt of the column that trains it.
 
     A search uses only the prompts of its parts. given: the prompts of the run, which are kept even
-    if they are empty; an empty prompt of the model's folder counts as none.
+    if they are empty; an empty prompt in the model's folder counts as none.
     """
     for column, part in _SEARCHED.items():
         name = encoder.prompt_name(part)

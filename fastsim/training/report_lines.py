@@ -1,4 +1,4 @@
-"""The lines that a run prints: a header before the first step, then one per `logging_steps`."""
+"""The lines that a run prints: a header before the first step, then one every `logging_steps`."""
 
 import time
 
@@ -8,7 +8,7 @@ import transformers
 from fastsim.training.counted import counted
 from fastsim.training.prompts import unsearched_prompts
 
-_SAMPLED = 1000  # rows whose texts are measured for the header
+_SAMPLED = 1000  # rows whose texts the header describes
 
 
 def header(options, task, processes):
@@ -78,10 +78,11 @@ def _backend(device):
 
 
 class Lines(transformers.TrainerCallback):
-    """Prints a line every `logging_steps`: step, loss, learning rate, speed, remaining time, and
-    the share of rows whose positive scored above the negatives of the batch.
+    """Prints a line every `logging_steps`.
 
-    rows: of an epoch. The speed takes all batches of an epoch as equal, although some are smaller.
+    It has the step, the loss, the learning rate, the speed, the remaining time, and the share of
+    rows whose positive scored above the negatives of the batch. rows: of an epoch. The speed
+    assumes that all batches of an epoch are equal, although some are smaller.
     """
 
     def __init__(self, say, rows, metric=None, verbose=False):

@@ -1,4 +1,4 @@
-"""Checks that the packages for training are installed and recent enough, by our metadata."""
+"""Checks that the packages for training are installed and recent enough, by fastsim's metadata."""
 
 from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -6,10 +6,10 @@ DISTRIBUTION, EXTRA = "fastsim-losses", "train"
 
 
 def check_packages():
-    """ImportError that names a package which is missing or too old for the extra `train`.
+    """ImportError for a package that is missing or too old for the extra `train`.
 
-    pip does not check these for a plain `fastsim-losses`, so that an environment may have older
-    ones. Some of those train, but with different gradients.
+    pip does not check these packages for a plain `fastsim-losses`, so an environment may have older
+    versions. Some older versions do train, but with different gradients.
     """
     from packaging.requirements import Requirement  # transformers brings it
 

@@ -1,4 +1,4 @@
-"""What a resumed run restores from its checkpoint, besides what transformers restores."""
+"""Restores the state of a resumed run that transformers does not restore."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,13 @@ _SUMS = "fastsim_loss_sum.json"
 
 
 class Resumed(transformers.TrainerCallback):
-    """Restores state so that a resumed run ends like an uninterrupted one.
+    """Restores state, so that a resumed run ends like an uninterrupted one.
 
     The best model is looked up in the current folder of the checkpoints. The counter of early
-    stopping continues. The next log covers the steps since the last one, for the loss and for the
-    metrics of the batches, and the log at the end covers the whole training.
-    say: a function of one line of text, called if the best model is missing; the best one is then
-    selected from the remaining steps.
+    stopping continues. The next log covers the steps since the last log, for the loss and for the
+    metrics of the batches. The final log covers the whole training.
+    say: a function of one line of text, called if the best model is missing; then the best one of
+    the remaining steps is selected.
     """
 
     def __init__(self, trainer, checkpoint, say):
@@ -70,20 +70,20 @@ class Resumed(transformers.TrainerCallback):
             self.trainer.batch_metrics.add(totals)
 
     def on_epoch_begin(self, args, state, control, *, train_dataloader, **more):
-        # When it skips batches of an epoch, transformers sets the epoch only since 5.17.
+        # If a resumed run skips batches of an epoch, transformers sets the epoch only since 5.17.
         batches = train_dataloader.batch_sampler
         if hasattr(batches, "set_epoch"):
             batches.set_epoch(int(state.epoch))
 
     def complete(self, logs):
-        """Correct the final log, where transformers has only the time of the last part."""
+        """Correct the final log, in which transformers has only the time since the resumption."""
         step, seconds = self.trainer.state.global_step, self.seconds + logs["train_runtime"]
         logs["train_runtime"] = round(seconds, 4)
         logs["train_steps_per_second"] = round(step / seconds, 3)
 
 
 def _sum_of_logged(history):
-    """The sum of the losses up to the last log; each entry holds the mean over its steps."""
+    """The sum of the losses up to the last log, whose entries hold means over their steps."""
     total, last = 0.0, 0
     for entry in history:
         if "loss" in entry:
@@ -95,8 +95,8 @@ def _sum_of_logged(history):
 def write_sums(trainer, folder):
     """Write the sum of the losses since the last log, averaged over the processes.
 
-    The file also holds the metrics of the batches since then, which a loss with a group sums over
-    the processes itself, and the seconds of training so far.
+    The file also holds the metrics of the batches since then, and the seconds of training so far. A
+    loss with a group sums the metrics over the processes itself.
     """
     total = trainer.accelerator.gather(trainer._tr_loss.detach()).mean().item()
     if trainer.args.should_save:

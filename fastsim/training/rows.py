@@ -1,8 +1,8 @@
 """Reads the rows of data files: CSV, TSV, JSON lines and JSON, plain or gzip, and Parquet.
 
 Each row comes with its location: "line 3", or "row 3" in JSON and Parquet. The readers of
-`datasets` are not used, as they take "NA" for a missing value, guess types, fill short rows and
-know no line numbers.
+`datasets` are not used: they read "NA" as a missing value, guess types, fill up short rows and know
+no line numbers.
 """
 
 import csv
@@ -69,9 +69,9 @@ def suffix_of(path):
 
 
 def kind_of(path, kind=None):
-    """The kind of a file: `kind`, which a command has for all its files, or that of the suffix.
+    """The kind of a file: `kind`, which applies to all files of a command, or that of the suffix.
 
-    `DataError` if `kind` contradicts the suffix, unless suffixes of the two are often confused.
+    `DataError` if `kind` contradicts the suffix, unless the suffixes of both are often confused.
     """
     by_suffix = SUFFIXES.get(suffix_of(path))
     kind = kind or by_suffix
@@ -86,9 +86,9 @@ def kind_of(path, kind=None):
 
 
 def corpus_kind(path, kind=None):
-    """The kind of a file of texts other than .txt: that of its suffix, or else `kind`.
+    """The kind of a file of texts other than .txt: that of its suffix, or `kind` without one.
 
-    The suffix comes first, as `kind` is meant for the pairs. The message names no option, because
+    The suffix takes precedence, as `kind` is meant for the pairs. The message names no option, as
     `search` has none.
     """
     kind = SUFFIXES.get(suffix_of(path), kind)
@@ -119,8 +119,8 @@ def sound(rows):
 def delimited_rows(path, kind, delimiter=None):
     """(where, fields) of each row of a CSV or TSV file; (where, `DataError`) of a malformed one.
 
-    The error names all lines that were read as one row: an unclosed quote takes the lines up to the
-    next quote, or up to the end of the file.
+    The error names all lines that were read as one row: after an unclosed quote these are the lines
+    up to the next quote, or up to the end of the file.
     """
     csv.field_size_limit(2**31 - 1)  # a text may be as long as a book
     with _text(path) as handle:
@@ -142,7 +142,7 @@ def delimited_rows(path, kind, delimiter=None):
 
 
 def width_fault(row, width, path, where):
-    """The `DataError` of a malformed row or one with the wrong number of fields, or None."""
+    """The `DataError` of a malformed row, or of one with the wrong number of fields; else None."""
     if isinstance(row, DataError):
         return row
     if len(row) == width:

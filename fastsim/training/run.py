@@ -50,26 +50,17 @@ def train(options, say=None, *, dry_run=False):
     check_packages()
     import torch
     from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list
 
     from fastsim.training import sharding
     from fastsim.training.report_lines import header, planned_steps
 
-    options.as_written()  # raises here, not after the training
+    options.as_written()  # so that an error is raised here, and not after the training
     output = Path(os.path.realpath(options.output))
     _check_utf8("output", output)
     process = PartialState(cpu=options.cpu or not torch.cuda.is_available())
     several = process.num_processes > 1
     say = (say or tell) if process.is_main_process else (lambda line: None)
-    checkpoints = None
-    if process.is_main_process:
-        check_writable(output)
-        checkpoints = saved.checkpoint_folder(output, options.checkpoints)
-        if options.resume:  # otherwise they may belong to another run: `claimed` checks that
-            beginning.check_options(options, checkpoints, process.num_processes)
-    # Chosen by the first process alone: the choice depends on which folders exist.
-    (checkpoints,) = broadcast_object_list([checkpoints])
-    _check_utf8("checkpoints", checkpoints)
+    checkpoints = _checkpoint_folder(options, output, process)
     say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
     with variables(sharding.loading_variables()):
         task = prepare(options, torch.distributed.group.WORLD if several else None, say)
@@ -89,26 +80,61 @@ def train(options, say=None, *, dry_run=False):
             beginning.check(options, checkpoints, process.num_processes)
         return None
     if not process.is_main_process:
-        return _trained(options, task, arguments, output, checkpoints, process, say)
+        return _train_and_save(options, task, arguments, output, checkpoints, process, say)
     with saved.claimed(checkpoints, output):
         finish_exchanges(output, say)
-        return _trained(options, task, arguments, output, checkpoints, process, say)
+        return _train_and_save(options, task, arguments, output, checkpoints, process, say)
 
 
-def _trained(options, task, arguments, output, checkpoints, process, say):
-    """`train` after all checks: from the start or a checkpoint to the end."""
+def _checkpoint_folder(options, output, process):
+    """The folder of the checkpoints, the same in all processes; OutputError if it cannot be used.
+
+    The first process alone chooses it, as the choice depends on which folders exist.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    folder = None
+    if process.is_main_process:
+        check_writable(output)
+        folder = saved.checkpoint_folder(output, options.checkpoints)
+        if options.resume:  # otherwise they may belong to another run, which `claimed` checks
+            beginning.check_options(options, folder, process.num_processes)
+    (folder,) = broadcast_object_list([folder])
+    _check_utf8("checkpoints", folder)
+    return folder
+
+
+def _train_and_save(options, task, arguments, output, checkpoints, process, say):
+    """`train` after all checks: trains from the start or from a checkpoint, and saves the model."""
+    state, checkpoint = beginning.where_to_begin(options, task, checkpoints, process, say)
+    if state["before"]:
+        say(f"before   {task.metric} {state['before'][task.metric]:.4f}")
+    trainer, watch = _make_trainer(options, task, arguments, output, process, say)
+    with watch.listening():
+        outcome = trainer.resume(checkpoint, say)
+    if watch.signal and outcome.global_step < trainer.state.max_steps:
+        _stop(watch.signal, outcome.global_step, trainer.state.max_steps, checkpoints)
+    trainer.check_finite()
+    whole_task = trainer.whole_task()
+    result = _training_result(options, task, whole_task, trainer, outcome, state["before"])
+    if trainer.is_world_process_zero():
+        _save(whole_task, result, state, output, say, cross=task.cross)
+        if not options.keep_checkpoints:
+            saved.remove_run(checkpoints)
+        if options.push_to_hub:
+            _push(options.push_to_hub, output, say)
+    return result
+
+
+def _make_trainer(options, task, arguments, output, process, say):
+    """(a `Trainer` of the task, the `Watch` that ends its training after a signal)."""
     import transformers
 
     from fastsim.training import sharding
-    from fastsim.training.report_lines import Lines
     from fastsim.training.stopping import Watch
     from fastsim.training.trainer import Trainer
 
     several = process.num_processes > 1
-    state, checkpoint = beginning.where_to_begin(options, task, checkpoints, process, say)
-    if state["before"]:
-        say(f"before   {task.metric} {state['before'][task.metric]:.4f}")
-    layout, metric, cross = task.layout, task.metric, task.cross
     collator = Collator(
         task.encoder, task.layout, cross=task.cross, micro_batch_size=options.micro_batch_size
     )
@@ -116,11 +142,6 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
         freeze_idle(task.encoder, task.features())
     transformers.set_seed(options.seed)
     watch = Watch(options.checkpoint_minutes, several)
-    callbacks = [watch]
-    if options.progress:
-        callbacks.append(Lines(say, len(task.train), task.metric, options.verbose))
-    if options.early_stopping:
-        callbacks.append(transformers.EarlyStoppingCallback(options.early_stopping))
     with _tensorboard_in(output / "runs"):
         trainer = Trainer(
             model=task.model,
@@ -133,46 +154,57 @@ def _trained(options, task, arguments, output, checkpoints, process, say):
             micro_batch_size=options.micro_batch_size,
             task=task,
             loss_learning_rate=options.loss_learning_rate,
-            callbacks=callbacks,
+            callbacks=[watch, *_callbacks(options, task, say)],
         )
     if sharding.configured() and not trainer.is_sharded:
         say(f"accelerate does not shard on {process.device}: every process holds all weights")
-    # Their output would mix with our lines.
+    # Their output would mix with the lines of the run.
     for callback in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(callback)
-    with watch.listening():
-        outcome = trainer.resume(checkpoint, say)
-    if watch.signal and outcome.global_step < trainer.state.max_steps:
-        _stop(watch.signal, outcome.global_step, trainer.state.max_steps, checkpoints)
-    trainer.check_finite()
-    task = trainer.whole_task()
-    after = None if trainer.eval_dataset is None else task.evaluate()
-    result = {
+    return trainer, watch
+
+
+def _callbacks(options, task, say):
+    """The callbacks of the training that the options ask for."""
+    import transformers
+
+    from fastsim.training.report_lines import Lines
+
+    callbacks = []
+    if options.progress:
+        callbacks.append(Lines(say, len(task.train), task.metric, options.verbose))
+    if options.early_stopping:
+        callbacks.append(transformers.EarlyStoppingCallback(options.early_stopping))
+    return callbacks
+
+
+def _training_result(options, task, whole_task, trainer, outcome, before):
+    """The content of `fastsim_training.json`.
+
+    whole_task: the task with the trained, unsharded model; all processes evaluate it together.
+    outcome: the result of the trainer. before: the metrics before the training, or None.
+    """
+    after = None if trainer.eval_dataset is None else whole_task.evaluate()
+    return {
         "options": options.as_written(),
         "versions": versions(),
-        "columns": layout.columns,
+        "columns": task.layout.columns,
         "rows": len(trainer.train_dataset),
         "steps": outcome.global_step,
         "seconds": outcome.metrics["train_runtime"],
-        "metric": metric,
-        "before": state["before"],
+        "metric": task.metric,
+        "before": before,
         "after": after,
-        "loss_values": task.loss_values(),
+        "loss_values": whole_task.loss_values(),
         "history": trainer.state.log_history,
     }
-    if trainer.is_world_process_zero():
-        _save(task, result, state, output, say, cross=cross)
-        if not options.keep_checkpoints:
-            saved.remove_run(checkpoints)
-        if options.push_to_hub:
-            _push(options.push_to_hub, output, say)
-    return result
 
 
 def _tensorboard_in(folder):
-    """A context in which a new Trainer logs to TensorBoard in `folder`, or where a variable says.
+    """A context in which a new Trainer logs to TensorBoard in `folder`.
 
-    transformers reads the folder only from the environment, when the Trainer is created.
+    TENSORBOARD_LOGGING_DIR overrides the folder. transformers reads that variable when the Trainer
+    is created.
     """
     name = "TENSORBOARD_LOGGING_DIR"
     return variables({name: os.environ.get(name, str(folder))})
@@ -210,7 +242,7 @@ def _save(task, result, state, output, say, *, cross):
 
 
 def _draw(task, result, state, folder, say):
-    """Draw the pictures of a run; a failure is only reported, since the model is complete."""
+    """Draw the pictures of a run; an error is only reported, since the model is complete."""
     try:
         from fastsim.training import plots
 

@@ -4,7 +4,7 @@ import torch
 
 
 def check_schedule(name):
-    """Refuse a schedule that transformers lacks, or that needs further arguments."""
+    """Refuse a schedule that transformers does not have, or that needs further arguments."""
     from transformers import get_scheduler
 
     try:
@@ -27,7 +27,7 @@ def check_rates(name, learning_rate, warmup, steps):
             name, _optimizer(learning_rate), num_warmup_steps=warmup, num_training_steps=steps
         )
         for factor_at in getattr(scheduler, "lr_lambdas", ()):
-            factor_at(steps)  # transformers needs it after the last step
+            factor_at(steps)  # transformers computes the rate after the last step too
     except ValueError as error:
         raise ValueError(f"schedule: {name}: {error}") from error
     except ZeroDivisionError:

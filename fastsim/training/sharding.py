@@ -15,7 +15,7 @@ from fastsim.agreement import raised_together
 
 
 def configured():
-    """ "FSDP", "DEEPSPEED" or None, by accelerate's configuration; ValueError for FSDP1."""
+    """ "FSDP", "DEEPSPEED" or None, from accelerate's configuration; ValueError for FSDP1."""
     names = [name for name in ("FSDP", "DEEPSPEED") if _is_true(f"ACCELERATE_USE_{name}")]
     if "FSDP" in names and os.environ.get("FSDP_VERSION", "1") != "2":
         raise ValueError(
@@ -30,9 +30,9 @@ def _is_true(name):
 
 
 def loading_variables():
-    """Environment variables for loading: every process loads all weights, to evaluate them.
+    """Environment variables that make every process load all weights, to evaluate the model.
 
-    With accelerate's `fsdp_cpu_ram_efficient_loading` only the first process would.
+    With accelerate's `fsdp_cpu_ram_efficient_loading` only the first process would load them.
     """
     return {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"} if configured() == "FSDP" else {}
 
@@ -52,7 +52,7 @@ class WholeTask:
             self._task = replace(task, model=model, encoder=model.encoder)
 
     def fill(self, model):
-        """Copy the current weights. model: as wrapped by accelerate."""
+        """Copy the current weights of a model that accelerate has wrapped."""
         state = self._accelerator.get_state_dict(model)
         if self._main:
             self._task.model.load_state_dict(state)
@@ -69,7 +69,7 @@ class WholeTask:
         return self._on_main(lambda: self._on_device(self._task.evaluate))
 
     def loss_values(self):
-        """The options of the loss with the values of learnt ones, on every process."""
+        """The options of the loss, with the values of learnt ones, on every process."""
         return self._on_main(lambda: self._task.loss_values())
 
     def sample(self):
@@ -102,7 +102,7 @@ class WholeTask:
 
 
 def local_part(parameter):
-    """The part of a parameter that this process holds: of a DTensor, or with ZeRO-3."""
+    """The part of a parameter that this process holds, if it is a DTensor or sharded by ZeRO-3."""
     if hasattr(parameter, "ds_tensor"):
         return parameter.ds_tensor
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter

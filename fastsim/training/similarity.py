@@ -1,4 +1,4 @@
-"""The similarity of a model, by which its embeddings are searched."""
+"""The similarity of a model, which a search of its embeddings uses."""
 
 import torch
 
@@ -16,10 +16,10 @@ def similarity_of(encoder):
 
 
 def as_cosines(queries, corpus, similarity):
-    """(queries, corpus, factors (N, 1)): cosines of these times the factors are the similarity.
+    """(queries, corpus, factors (N, 1)); their cosines times the factors are the similarity.
 
-    For dot products, an additional column makes all rows of the corpus as long as the longest; it
-    is 0 in the queries. The cosines of a query then have the order of its dot products.
+    For dot products an additional column gives all rows of the corpus the norm of the longest; it
+    is 0 in the queries. Then the cosines of a query have the order of its dot products.
     Source: Bachrach et al. 2014, "Speeding Up the Xbox Recommender System Using a Euclidean
     Transformation for Inner-Product Spaces", section 3.
     """

@@ -10,7 +10,7 @@ import transformers
 
 
 class Stopped(RuntimeError):  # noqa: N818 - not an error: the run can be resumed
-    """A run that a signal ended; its checkpoint is written. `signal`: the signal's number."""
+    """A signal ended the run after writing a checkpoint. `signal`: the number of the signal."""
 
     def __init__(self, message, number):
         super().__init__(message)
@@ -20,8 +20,8 @@ class Stopped(RuntimeError):  # noqa: N818 - not an error: the run can be resume
 class Watch(transformers.TrainerCallback):
     """Ends the training after the step in which a signal arrives, and saves every few minutes.
 
-    minutes: of training between two checkpoints. several: whether several processes train
-    together; they all stop or save after the same step.
+    minutes: of training between two checkpoints. several: whether several processes train together;
+    then all stop or save after the same step.
     """
 
     def __init__(self, minutes, several=False):
@@ -34,13 +34,13 @@ class Watch(transformers.TrainerCallback):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {}
+        handlers = {}
         for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, self._remember)
+            handlers[number] = signal.signal(number, self._remember)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def _remember(self, number, frame):
@@ -66,7 +66,7 @@ class Watch(transformers.TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **more):
         if self.signal and not _ends_epoch(state):
-            # transformers takes a stop for the end of the epoch. The step was saved already.
+            # transformers treats a stop as the end of the epoch. The step has been saved already.
             control.should_evaluate = control.should_save = False
 
     def on_save(self, args, state, control, **more):

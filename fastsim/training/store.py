@@ -1,7 +1,7 @@
-"""Collects the rows of a data set while they are read, and makes a `datasets.Dataset` of them.
+"""Collects rows while they are read, and makes a `datasets.Dataset` of them.
 
-A few rows are kept in memory; more go to an Arrow file that is mapped into memory and removed when
-the process ends.
+Few rows are kept in memory. Many rows go to an Arrow file that is mapped into memory, and removed
+when the process ends.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ class Store:
     def discard(self):
         """Remove the file after reading has failed."""
         if self._writer is not None:
-            with contextlib.suppress(OSError):  # such as a full disk, which has been raised already
+            with contextlib.suppress(OSError):  # such as for a full disk, already raised before
                 self._file.close()
         self._remove()
 

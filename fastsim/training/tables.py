@@ -1,14 +1,14 @@
-"""Checks Arrow columns as a whole: from the hub, Parquet or blocks of CSV."""
+"""Checks whole Arrow columns, from the hub, from Parquet or from blocks of CSV."""
 
 import pyarrow
 import pyarrow.compute as compute
 
 
 def checked_columns(table, keys, layout):
-    """The columns of a `Format` as Arrow arrays, or None if some row may have a fault.
+    """The columns of a `Format` as Arrow arrays; None if some row may have a fault.
 
-    keys: {name in the format: name in the table}. With None the rows are checked one by one, which
-    reports the fault.
+    Then the rows have to be checked one by one, which reports the fault. keys: {name in the format:
+    name in the table}.
     """
     columns = []
     for name in layout.columns:
@@ -46,7 +46,7 @@ def _numbers(column):
     try:
         numbers = column if numeric else compute.utf8_trim_whitespace(column)
         return numbers.cast(pyarrow.float64())
-    except pyarrow.ArrowInvalid:  # Python may accept it, such as 1_000 and 2**60 + 1
+    except pyarrow.ArrowInvalid:  # Python may accept the number, such as 1_000 and 2**60 + 1
         return None
 
 

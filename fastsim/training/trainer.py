@@ -1,4 +1,4 @@
-"""transformers.Trainer around an encoder and a loss of fastsim."""
+"""transformers.Trainer for an encoder and a loss of fastsim."""
 
 import shutil
 import time
@@ -31,11 +31,11 @@ class _Loader(torch.utils.data.DataLoader):
 class Trainer(transformers.Trainer):
     """transformers.Trainer with our batches and our evaluation.
 
-    batches: a batch sampler over all processes; None: transformers shuffles the rows. batch_size:
-    rows of a batch over all processes. micro_batch_size: rows to encode at a time, by `GradCache`;
+    batches: a batch sampler for all processes; None: transformers shuffles the rows. batch_size:
+    rows of a batch over all processes. micro_batch_size: rows that `GradCache` encodes at a time;
     None: all. task: the `Task`, which evaluates the model. loss_learning_rate: for the parameters
-    of the loss, by default that of the encoder. The metrics of the batches (`fastsim.metrics`) are
-    logged as `batch_...`. A loss or weight that is not finite ends the training before it is saved.
+    of the loss; None: that of the encoder. The metrics of the batches (`fastsim.metrics`) are
+    logged as `batch_...`. If a loss or weight is not finite, the training ends before it is saved.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Trainer(transformers.Trainer):
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
-        # For several processes the batches are divided already; accelerate would do it again.
+        # For several processes the batches are divided already; accelerate would divide them again.
         return self.accelerator.prepare(loader) if ranks == 1 else loader
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """As in transformers, or by `GradCache` if there is a micro_batch_size."""
+        """As in transformers, or with `GradCache` if there is a micro_batch_size."""
         value = self._step(model, inputs, num_items_in_batch)
         bad = ~value.detach().isfinite()
         self._not_finite = bad if self._not_finite is None else self._not_finite | bad
@@ -106,14 +106,14 @@ class Trainer(transformers.Trainer):
         steps, scaler = self.current_gradient_accumulation_steps, self.accelerator.scaler
         if self.is_deepspeed_enabled:
             model.set_gradient_accumulation_boundary(self.accelerator.sync_gradients)
-        # The model brings autocast along, as accelerate has wrapped it; the loss is outside of it.
+        # accelerate has wrapped the model with autocast, but not the loss.
         with self.compute_loss_context_manager(), self.accelerator.autocast():
             value = cache.backward(
                 *columns,
                 scale=lambda loss: (loss if scaler is None else scaler.scale(loss)) / steps,
             )
         if self.is_deepspeed_enabled and self.accelerator.sync_gradients:
-            model.step()  # with DeepSpeed the optimizer of accelerate does nothing
+            model.step()  # with DeepSpeed accelerate's optimizer does nothing
         return value / steps
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
@@ -122,7 +122,7 @@ class Trainer(transformers.Trainer):
             self._whole.fill(self.model_wrapped)
         metrics = (self._whole or self.task).evaluate()
         if self.accelerator.num_processes > 1:
-            # Metrics that differ by rounding could end the training on some processes only.
+            # Metrics that differ by rounding could end the training in some processes only.
             (metrics,) = broadcast_object_list([metrics])
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
@@ -138,12 +138,12 @@ class Trainer(transformers.Trainer):
         """
         self.check_finite(weights=False)
         if "train_loss" in logs:
-            # The total of each process holds its own share of the losses since the last log.
+            # The total of each process holds its share of the losses since the last log.
             totals = gather_object([self._total_loss_scalar])
             logs["train_loss"] = sum(totals) / len(totals) / max(1, self.state.global_step)
             if self._resumed is not None:
                 self._resumed.complete(logs)
-            # transformers counts a full batch for every step.
+            # transformers counts a full batch for every step, although some are smaller.
             rows = self.state.epoch * len(self.train_dataset)
             logs["train_samples_per_second"] = round(rows / logs["train_runtime"], 3)
         super().log(logs, start_time)
@@ -188,14 +188,14 @@ class Trainer(transformers.Trainer):
     def _determine_best_metric(self, metrics, trial):
         """As in transformers; also saves a new best model between two checkpoints.
 
-        Later models are compared with its metric, so it must still exist at the end.
+        Later models are compared with its metric, so it has to exist at the end.
         """
         better = super()._determine_best_metric(metrics, trial)
         self.control.should_save |= better
         return better
 
     def _load_best_model(self):
-        """As in transformers; for a sharded model only the copy will read the best weights."""
+        """As in transformers; of a sharded model only the unsharded copy reads the best weights."""
         if self.is_sharded:
             self._best = Path(self.state.best_model_checkpoint)
         else:
@@ -265,25 +265,25 @@ class Trainer(transformers.Trainer):
         return [name for name in names if not name.startswith("objective.learnt.")]
 
     def create_optimizer(self, model=None):
-        """As in transformers, with a group of its own for the parameters of the loss."""
+        """As in transformers, with a separate group for the parameters of the loss."""
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         objective = getattr(self.model, "objective", None)
         if is_new and self.loss_learning_rate is not None and objective is not None:
             loss_ids = {id(parameter) for parameter in objective.parameters()}
             for group in list(optimizer.param_groups):
-                of_loss = [p for p in group["params"] if id(p) in loss_ids]
-                if of_loss:
+                loss_parameters = [p for p in group["params"] if id(p) in loss_ids]
+                if loss_parameters:
                     group["params"] = [p for p in group["params"] if id(p) not in loss_ids]
                     options = {key: value for key, value in group.items() if key != "params"}
                     optimizer.add_param_group(
-                        {**options, "params": of_loss, "lr": self.loss_learning_rate}
+                        {**options, "params": loss_parameters, "lr": self.loss_learning_rate}
                     )
         return optimizer
 
 
 def _unshared(state):
-    """The state with copies of tensors that share the memory of an earlier one."""
+    """The state, with a copy of each tensor that shares the memory of an earlier one."""
     result, pointers = {}, set()
     for name, value in state.items():
         pointer = value.untyped_storage().data_ptr()

@@ -62,7 +62,7 @@ def _value(value, name, layout, path, where):
 
 
 def checked_text(value, name, path, where):
-    """The value, or `DataError` if it is no text that can be encoded."""
+    """The value; `DataError` if it is not a text that can be encoded."""
     if not isinstance(value, str):
         raise DataError(f"{path}, {where}: {name}: wanted a text, got {value!r:.40}")
     if not value.strip():
@@ -75,7 +75,7 @@ def checked_text(value, name, path, where):
 
 
 def _is_unicode(text):
-    """Whether a text can be written as UTF-8, which is not so for every JSON string."""
+    """Whether a text can be written as UTF-8, which not every JSON string can."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -22,7 +22,7 @@ def moves(problem, outputs, truth, dtype, device):
     size = relative(dtype, problem.leaves[0].shape[1])
     squares = [0.0] * len(truth)
     for draw in range(DRAWS):
-        changed = outputs(_rounded(problem, size, draw), problem.exact, device, torch.float64)
+        changed = outputs(rounded(problem, size, draw), problem.exact, device, torch.float64)
         for index, (output, exact) in enumerate(zip(changed, truth, strict=True)):
             squares[index] += (output - exact).abs().max().item() ** 2
     return [math.sqrt(square / DRAWS) for square in squares]
@@ -40,7 +40,7 @@ def relative(dtype, width):
     return math.sqrt(width) * torch.finfo(torch.float32).eps / 2
 
 
-def _rounded(problem, size, draw):
+def rounded(problem, size, draw):
     """The problem with every entry of its rows, and of a guide's, changed by that relative error.
 
     The sign of a change depends on the entry itself, so that equal rows stay equal.

@@ -22,8 +22,8 @@ for case, peer in parity.pairs():
     if case.name == "margin mask":
         continue  # a cosine within rounding of the margin is on either side
     found += 1
-    name, ours = parity.replaced(case, peer)
-    problem = parity.drawn(case, torch.float32, chance)
+    name, ours = parity.replacement(case, peer)
+    problem = parity.random_problem(case, torch.float32, chance)
     exact = parity.exact(case, peer)
     truth = parity.outputs(exact, problem.to(torch.float64))
     dense = parity.outputs(exact, problem.to(torch.float32))

@@ -44,7 +44,7 @@ def test_a_run_goes_on_where_it_was_broken_off(measured, tmp_path):
     assert [path.name for path in (tmp_path / "run.jsonl.parts").iterdir()] == ["1.jsonl"]
     again = bench("--out", str(out))
     assert again.exit_code == 2
-    assert "go on with --resume" in again.output
+    assert "continue it with --resume" in again.output
     other = bench("--out", str(out), "--resume", "--seconds", "0.3")
     assert other.exit_code == 2
     assert "has other settings than this run" in other.output
@@ -63,7 +63,7 @@ def test_a_file_that_is_there_stays_unless_one_says_otherwise(measured, tmp_path
     out.write_text("mine")
     refused = bench("--out", str(out))
     assert refused.exit_code == 5
-    assert f"out: '{out}' is there already; --overwrite writes over it" in refused.output
+    assert f"out: '{out}' exists already; --overwrite replaces it" in refused.output
     assert (measured, out.read_text()) == ([], "mine")
     measured += [None, None]
     done = bench("--out", str(out), "--overwrite")
@@ -78,17 +78,17 @@ def test_going_on_writes_over_nothing_but_a_run_that_was_broken_off(measured, tm
         out.write_text(text)
         done = bench("--out", str(out), "--resume")
         assert done.exit_code == 5
-        assert f"out: '{out}' {why}; --overwrite writes over it" in done.output
+        assert f"out: '{out}' {why}; --overwrite replaces it" in done.output
         assert out.read_text() == text
         assert len(measured) == before
 
     before = 0
-    refused("my notes", "is no run that was broken off")
+    refused("my notes", "is not an interrupted run")
     refused('{"settings": {}}', "is complete already")
     out.unlink()
     assert bench("--out", str(out)).exit_code != 0
     before, begun = 2, out.read_text()
-    refused("my notes", "is no run that was broken off")
+    refused("my notes", "is not an interrupted run")
     out.write_text(begun)
     kept = tmp_path / "run.jsonl.parts/1.jsonl"
     for other in (("--processes", "0"), ("--measure", "error"), ("--from", str(kept))):
@@ -118,7 +118,7 @@ def test_figures_that_cannot_be_kept_are_shown(measured, tmp_path, monkeypatch):
     done = bench("--out", str(tmp_path / "run.jsonl"))
     assert done.exit_code == 5
     assert f"{results.device_name()}, commit" in done.stdout
-    assert "not kept, should the run be broken off: " in done.stderr
+    assert "not kept, should the run be interrupted: " in done.stderr
     assert len(measured) == 1
 
 
@@ -126,7 +126,7 @@ def test_the_settings_are_looked_at_first(measured, tmp_path, monkeypatch):
     monkeypatch.setattr(results.torch.cuda, "is_available", lambda: False)
     done = bench("--out", str(tmp_path), "--device", "cuda")
     assert done.exit_code == 2
-    assert "device: wanted one that is here, got 'cuda'" in done.output
+    assert "device: wanted one of this machine, got 'cuda'" in done.output
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -152,10 +152,10 @@ def test_the_time_is_said_beforehand(measured, tmp_path):
 def test_parts_of_another_machine_or_code_are_refused(name, tmp_path):
     about = {"device": "d", "settings": {}, "versions": {"torch": "2"}, "commit": "c"}
     parts = Parts(tmp_path / "run.jsonl")
-    assert parts.kept("1", about, lambda: [{"row": 1}]) == [{"row": 1}]
-    assert parts.kept("1", about, lambda: pytest.fail("measured again")) == [{"row": 1}]
+    assert parts.load_or_measure("1", about, lambda: [{"row": 1}]) == [{"row": 1}]
+    assert parts.load_or_measure("1", about, lambda: pytest.fail("measured again")) == [{"row": 1}]
     with pytest.raises(ValueError, match=f"has other {name} than this run"):
-        parts.kept("1", about | {name: "another"}, lambda: pytest.fail("measured again"))
+        parts.load_or_measure("1", about | {name: "another"}, lambda: pytest.fail("measured again"))
 
 
 def test_the_time_that_a_run_takes(monkeypatch):

@@ -113,10 +113,10 @@ def test_a_process_ends_with_the_one_that_began_it(kind):
 def test_a_log_gets_lines(capsys, monkeypatch):
     steps = [(1, "small", "a"), (3, "large", "b")]
     monkeypatch.setattr(progress, "SECONDS", 0)
-    assert list(progress.shown(steps)) == steps
+    assert list(progress.with_progress(steps)) == steps
     assert capsys.readouterr().err == "  0%  small\n 25%  large\n"
-    assert list(progress.shown(steps, visible=False)) == steps
+    assert list(progress.with_progress(steps, visible=False)) == steps
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
-    assert list(progress.shown(steps)) == steps
+    assert list(progress.with_progress(steps)) == steps
     assert "100%" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from fastsim.benchmark.baselines import BASELINES, ours
 from fastsim.benchmark.baselines.baseline import Baseline
 from fastsim.benchmark.calls import step
 from fastsim.benchmark.cases import CASES
-from fastsim.benchmark.found import Found
+from fastsim.benchmark.measurements import Measurements
 from fastsim.benchmark.run import run
 from fastsim.benchmark.settings import Settings
 
@@ -241,9 +241,11 @@ def test_where_a_baseline_is_faster():
         for (loss, name), value in times.items()
     ]
     wanted = "* forward and backward: 1 of 3 ratios: siglip 64 x 8 (open_clip 0.50 x)."
-    assert markdown.slower(Found(about(), rows)) == wanted
-    assert markdown.slower(Found(about(), rows[3:])) == "* forward and backward: 0 of 1 ratios."
-    assert markdown.slower(Found(about(), [])) == markdown.NOTHING
+    assert markdown.slower(Measurements(about(), rows)) == wanted
+    assert (
+        markdown.slower(Measurements(about(), rows[3:])) == "* forward and backward: 0 of 1 ratios."
+    )
+    assert markdown.slower(Measurements(about(), [])) == markdown.NOTHING
 
 
 def test_what_was_not_measured_says_so(folder):

@@ -12,7 +12,7 @@ from fastsim.benchmark import run as run_module
 from fastsim.benchmark.baselines import BASELINES, baseline_named
 from fastsim.benchmark.baselines.baseline import UnavailableError
 from fastsim.benchmark.cases import CASES
-from fastsim.benchmark.found import Found
+from fastsim.benchmark.measurements import Measurements
 from fastsim.benchmark.run import Session
 from fastsim.benchmark.settings import Settings
 from tests.benchmark.tiny import tiny
@@ -26,12 +26,12 @@ def test_a_run_has_a_row_for_everything(tmp_path):
     assert list(results.read(tmp_path / "run.jsonl")) == kept
     assert about["versions"]["torch"] == torch.__version__
     assert kept[0]["settings"]["sizes"] == [8, 16]
-    found = Found(about, rows)
-    mine = found.ours("siglip", 16, 6)
+    measurements = Measurements(about, rows)
+    mine = measurements.ours("siglip", 16, 6)
     for name in (mine, "eager torch"):
         for n in (8, 16):
             for which in ("forward", "forward + backward"):
-                assert found.best("siglip", name, n, 6, which) > 0
+                assert measurements.best("siglip", name, n, 6, which) > 0
     absent = [row for row in rows if row.get("implementation") == "siglip-kernel"]
     assert [set(row) & {"repeats ms", "not measured"} for row in absent] == [{"not measured"}]
     wrong = [row for row in rows if row["measure"] == "error"]
@@ -109,12 +109,12 @@ def test_a_device_without_kernels_has_the_instructions_of_torch(monkeypatch):
 def test_a_share_of_the_ceiling():
     case = CASES["info_nce"]
     about, rows = tiny(losses=("info_nce",), baselines=("none",))
-    found = Found(about, rows)
+    measurements = Measurements(about, rows)
     rate = next(r for r in rows if r.get("name") == "products" and r["rows"] == 16)["GFLOP/s"]
-    name = found.ours("info_nce", 16, 6)
-    seconds = found.best("info_nce", name, 16, 6) / 1e3
+    name = measurements.ours("info_nce", 16, 6)
+    seconds = measurements.best("info_nce", name, 16, 6) / 1e3
     assert case.flop(16, 6) == 3 * 2 * 16 * 16 * 6
-    assert found.share(case, name, 16, 6) == pytest.approx(3072 * 3 / seconds / (1e9 * rate))
+    assert measurements.share(case, name, 16, 6) == pytest.approx(3072 * 3 / seconds / (1e9 * rate))
 
 
 def test_a_call_that_would_take_too_long_is_not_made():
@@ -133,10 +133,10 @@ def test_a_time_is_foretold_by_the_scores():
     session = Session(Settings(limit=3.0))
     for name, wanted in (("info_nce", 0.5 * 3**2), ("cosent", 0.5 * 3)):
         case = CASES[name]
-        assert session._foretold(case, "eager torch", 24, 6) is None
-        session.taken[name, "eager torch", 6] = 8, 0.5
-        assert session._foretold(case, "eager torch", 24, 6) == wanted
-        late = session._too_long(case, BASELINES["eager torch"], 24, 6)
+        assert session._expected_seconds(case, "eager torch", 24, 6) is None
+        session.latest_times[name, "eager torch", 6] = 8, 0.5
+        assert session._expected_seconds(case, "eager torch", 24, 6) == wanted
+        late = session._why_too_long(case, BASELINES["eager torch"], 24, 6)
         assert (late is None) == (wanted <= 3.0)
 
 
@@ -145,26 +145,29 @@ def test_what_failed_is_not_tried_with_more_rows():
     session, case, peer = Session(Settings()), CASES["info_nce"], BASELINES["eager torch"]
     for rows in (512, 64, 2048):
         session._note_failure(case, peer.name, rows, f"failed at {rows}")
-    assert session._left_out(case, peer, 63) is None
+    assert session._why_left_out(case, peer, 63) is None
     for rows in (64, 65, 512):
-        assert session._left_out(case, peer, rows).startswith("failed at")
-    assert session._left_out(CASES["siglip"], peer, 512) is None
+        assert session._why_left_out(case, peer, rows).startswith("failed at")
+    assert session._why_left_out(CASES["siglip"], peer, 512) is None
 
 
 def test_a_call_that_takes_long_is_made_once_in_each_process(monkeypatch):
-    asked = []
+    """Without a call before it that is not counted, which the faster ones beside it still get."""
+    asked, slow = [], "eager torch"
 
-    def in_turns(functions, *, fewest, warm_up, **_):
-        asked.append((fewest, warm_up))
+    def in_turns(functions, *, fewest, cold, **_):
+        asked.append((fewest, cold))
         return {name: [0.5] for name in functions}
 
     monkeypatch.setattr(run_module, "in_turns", in_turns)
     for count in (1, 4):
         session = Session(Settings(processes=count))
         for seconds in (0.2, 0.3):  # of twice the rows: 0.8 and 1.2
-            session.taken["siglip", "eager torch", 6] = 8, seconds
-            session._timed(CASES["siglip"], 16, 6, "forward", {"eager torch": None})
-    assert asked == [(2, True), (2, False), (2, True), (1, False)]
+            session.latest_times["siglip", slow, 6] = 8, seconds
+            session.latest_times["siglip", "fastsim cpu", 6] = 8, 1e-3
+            functions = dict.fromkeys((slow, "fastsim cpu"))
+            session._timed(CASES["siglip"], 16, 6, "forward", functions)
+    assert asked == [(2, []), (2, [slow]), (2, []), (1, [slow])]
 
 
 def test_large_matrices_are_timed_both_ways_at_once(monkeypatch):
@@ -183,11 +186,11 @@ def test_a_rate_is_of_the_products_of_its_pass(monkeypatch):
     for which, count in (("forward", 1), ("forward + backward", 3)):
         (row,) = session._timed(case, 80, 60, which, {"eager torch": None})
         assert row["GFLOP/s"] == pytest.approx(count * 2 * 80 * 80 * 60 / 0.5 / 1e9, rel=1e-4)
-    assert session.taken == {("siglip", "eager torch", 60): (80, 0.5)}
+    assert session.latest_times == {("siglip", "eager torch", 60): (80, 0.5)}
 
 
 def test_an_error_is_that_of_a_size_which_can_be_afforded():
-    few = replace(CASES["siglip"], exact=12)
+    few = replace(CASES["siglip"], error_rows=12)
     for sizes, rows in (((), 12), ((8,), 8), ((8, 16), 12)):
         session = Session(Settings(baselines=("none",), backends=("torch",), sizes=sizes))
         assert [row["rows"] for row in session.error(few, {})] == [rows]
@@ -195,13 +198,13 @@ def test_an_error_is_that_of_a_size_which_can_be_afforded():
 
 def test_a_quick_run_leaves_out_what_is_slow():
     quick, compiled = Settings(quick=True), BASELINES["torch.compile"]
-    assert quick.left_out(compiled, 64) == "left out of a quick run"
-    assert replace(quick, baselines=("torch.compile",)).left_out(compiled, 64) is None
+    assert quick.why_left_out(compiled, 64) == "left out of a quick run"
+    assert replace(quick, baselines=("torch.compile",)).why_left_out(compiled, 64) is None
     assert (quick.pass_seconds, Settings().pass_seconds) == (0.2, 0.5)
     assert replace(quick, seconds=0.1).pass_seconds == 0.1
     peer = replace(BASELINES["eager torch"], up_to=100)
-    assert [Settings().left_out(peer, rows) is None for rows in (100, 101)] == [True, False]
-    assert Settings(sizes=(101,)).left_out(peer, 101) is None
+    assert [Settings().why_left_out(peer, rows) is None for rows in (100, 101)] == [True, False]
+    assert Settings(sizes=(101,)).why_left_out(peer, 101) is None
 
 
 def test_what_is_not_installed_says_so(monkeypatch):

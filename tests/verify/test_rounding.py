@@ -62,7 +62,7 @@ def test_equal_rows_stay_equal():
     problem = next(one for one in made if one.name == "ties")
     y = problem.leaves[1]
     y[1] = y[0]
-    near = rounding._rounded(problem, 1e-3, 3).leaves[1]
+    near = rounding.rounded(problem, 1e-3, 3).leaves[1]
     assert torch.equal(near[1], near[0])
     change = (near / y.double() - 1).abs()
     torch.testing.assert_close(change, torch.full_like(change, 1e-3))

@@ -11,16 +11,17 @@ class Lists:
         """How often each of the integers values (N,) occurs in among (M,): (N,) int64."""
         return counts.equal_counts(values, among)
 
-    def max_sim(self, x, y, cosine, own, scores, places):
+    def max_sim(self, x, y, cosine, own_documents, scores, places):
         """Writes the MaxSim scores (B, K) of queries x and documents y (`fastsim.tokens.Tokens`).
 
-        own: whether each document belongs to one query; otherwise every query meets all documents.
-        places: (K, P) or None; receives the token of the document that each query token chose, the
-            first of equals, -1 where a mask or an empty document leaves none.
+        own_documents: whether each query has documents of its own and is compared with these
+            alone; otherwise every query meets all documents.
+        places: (K, P) or None; receives the token of the document that each query token chose: the
+            first of equal ones, -1 if a mask or an empty document leaves none.
         """
         raise NotImplementedError
 
-    def max_sim_backward(self, grad, places, x, y, cosine, own, needs_grad):
+    def max_sim_backward(self, grad, places, x, y, cosine, own_documents, needs_grad):
         """The gradients of the rows of x and y, None where not needed, from dL/dscores (B, K)."""
         raise NotImplementedError
 

@@ -13,8 +13,8 @@ import math
 
 import torch
 
+from fastsim.backends.cpu.lazy_rows import LazyUnitRows
 from fastsim.backends.cpu.library import UNAVAILABLE
-from fastsim.backends.cpu.unmade import UnitRows
 from fastsim.precision import float32_products
 
 # Read once, as torch.compile cannot trace an operator that takes no tensor.
@@ -30,7 +30,7 @@ def name():
 
 
 def is_matrix_unit():
-    """Whether it multiplies operands of several parts too."""
+    """Whether the instructions in use multiply operands of several parts too."""
     return MOST_PARTS > 1
 
 
@@ -46,7 +46,7 @@ def parts(dtype):
 
 
 def parts_of(rows):
-    """The number of parts of an operand: `ScaledRows`, `UnitRows` or a tensor.
+    """The number of parts of an operand: `ScaledRows`, `LazyUnitRows` or a tensor.
 
     AVX512_BF16 multiplies `ScaledRows` alone: it has one part, and a tensor may hold unit rows of
     float16 inputs, which need two.
@@ -62,23 +62,23 @@ def score_grad_parts(dtype):
     return 2 if dtype == torch.bfloat16 else parts(dtype)
 
 
-def side_by_side(x):
-    """x (N, D), copied if needed, with stride 1 along a row.
+def with_unit_stride(x):
+    """x (N, D) with stride 1 along a row: x itself, or a copy if its stride differs.
 
-    `contiguous` does not guarantee this for D = 1.
+    `contiguous` does not guarantee that stride for D = 1.
     """
     return x if x.stride(1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 class ScaledRows:
-    """Rows x (N, D) and the factors (N,) of unit rows: x / |x| = rest * (power * x).
+    """Rows x (N, D) and two factors (N,) that make them unit rows: x / |x| = rest * (power * x).
 
-    power is a power of two that brings the norm into [1, 2), so it rounds nothing. rest, in
-    (0.5, 1], is the remaining factor of 1 / |x|. It multiplies the float32 sum of a product.
+    power is a power of two that brings the norm into [1, 2), so multiplying by it is exact. rest,
+    in (0.5, 1], is the remaining factor of 1 / |x|; it multiplies the float32 sum of a product.
     """
 
     def __init__(self, values, powers, rest, *, inverse=None, keeps=True):
-        """inverse: (N,) the factors from power * x to unit rows; None computes them when needed.
+        """inverse: (N,) factors from power * x to unit rows; None: computed when they are needed.
         keeps: whether the rows may stay packed from panel to panel.
         """
         self.values, self.powers, self.rest, self._inverse = values, powers, rest, inverse
@@ -87,28 +87,31 @@ class ScaledRows:
 
     @classmethod
     def of(cls, x):
-        """(`ScaledRows` of x (N, D), inverse norms (N,)); zero rows have power, rest, inverse 0."""
-        values = side_by_side(x)
+        """(`ScaledRows` of x (N, D), inverse norms (N,)); both factors of a zero row are 0."""
+        values = with_unit_stride(x)
         inverse, powers, rest = x.new_empty(3, x.shape[0], dtype=torch.float32)
         torch.ops.fastsim_cpu.amx_norms(values, inverse, powers, rest)
         return cls(values, powers, rest, inverse=rest), inverse
 
     @classmethod
     def as_they_are(cls, x):
-        """The rows of x (N, D) for dot products."""
+        """`ScaledRows` of x (N, D) for dot products: both factors are 1."""
         ones = x.new_ones(x.shape[0], dtype=torch.float32)
-        return cls(side_by_side(x), ones, ones)
+        return cls(with_unit_stride(x), ones, ones)
 
     @classmethod
     def of_norms(cls, x, norms):
-        """x / norms for x (N, d), a slice of the columns of rows with these float64 norms (N,)."""
+        """`ScaledRows` that stand for x / norms.
+
+        x: (N, d), some columns of longer rows. norms: (N,) float64, the norms of the longer rows.
+        """
         fraction, exponent = torch.frexp(norms)  # in [0.5, 1)
         usable = norms.isfinite()
         powers = torch.ldexp(torch.ones_like(norms), 1 - exponent).where(usable, 1.0)
         rest = (0.5 / fraction).where(usable, torch.nan)
         zero = norms < torch.finfo(torch.float32).tiny
         powers, rest = (t.masked_fill(zero, 0.0).float() for t in (powers, rest))
-        return cls(side_by_side(x), powers, rest, inverse=rest)
+        return cls(with_unit_stride(x), powers, rest, inverse=rest)
 
     def __len__(self):
         return self.shape[0]
@@ -148,16 +151,16 @@ class ScaledRows:
         return self._right
 
 
-def keep_first(of_widths):
+def keep_first(operands):
     """Lets the first of several `ScaledRows` stay packed, as many as fit into CACHED together."""
     total = 0
-    for rows in of_widths:
+    for rows in operands:
         total += _packed_bytes(rows)
         rows.keeps = total <= CACHED
 
 
 def _packed_size(rows):
-    """(rows, numbers of a row) of packed rows, whose parts lie side by side."""
+    """(rows, numbers in a row) of packed rows; the parts of a row lie side by side."""
     group = torch.ops.fastsim_cpu.amx_group()
     count, width = (-(-size // group) * group for size in rows.shape)
     return count, width * parts(rows.dtype)
@@ -168,9 +171,10 @@ def _packed_bytes(rows):
 
 
 class PackedColumns:
-    """The right operand of score panels: `ScaledRows`, `UnitRows` or a float32 tensor.
+    """The right operand of score panels: `ScaledRows`, `LazyUnitRows` or a float32 tensor.
 
-    It is packed once, or if that takes more than CACHED bytes, in slices again for every panel.
+    It is packed once if it then takes at most CACHED bytes. Otherwise slices of it are packed again
+    for every panel.
     """
 
     def __init__(self, columns):
@@ -179,29 +183,28 @@ class PackedColumns:
             self.values, self.powers, self.rest = columns.values, columns.powers, columns.rest
         count, width = _packed_size(columns)
         keeps = not isinstance(columns, ScaledRows) or columns.keeps
-        self.once = keeps and _packed_bytes(columns) <= CACHED
-        shape = count if self.once else DEPTH, width
+        self.packed_once = keeps and _packed_bytes(columns) <= CACHED
+        shape = count if self.packed_once else DEPTH, width
         self.tiles = torch.empty(shape, dtype=torch.int16, device=columns.device)
-        # Products of the parts of an infinite entry do not add up to the right result. With cosines
-        # its row is NaN in any case.
+        # The products of the parts of an infinite number do not add up to the right result. That
+        # does not matter for cosines, whose row is then NaN in any case.
         self.usable = self.powers is not None
         self._unit_rows = None  # memory for unit rows until they are packed
-        if self.once or not self.usable:
+        if self.packed_once or not self.usable:
             finite = [self._pack(part) for part in self._parts(0, len(columns))]
             self.usable = self.usable or all(finite)
-        if self.once:
+        if self.packed_once:
             self.values = self.powers = self._unit_rows = None  # frees their memory
 
     def _parts(self, first, count):
-        """The slices of columns that are packed at a time."""
-        most = len(self.tiles) or 1  # a rank of a group may have no columns
-        return [
-            slice(at, min(at + most, first + count)) for at in range(first, first + count, most)
-        ]
+        """The slices in which `count` columns from `first` on are packed."""
+        step = len(self.tiles) or 1  # a rank of a group may have no columns
+        end = first + count
+        return [slice(start, min(start + step, end)) for start in range(first, end, step)]
 
     def _pack(self, columns):
         values, powers = self.values, self.powers
-        if isinstance(values, UnitRows):
+        if isinstance(values, LazyUnitRows):
             if self._unit_rows is None:
                 shape = min(len(self.tiles), len(values)), values.shape[1]
                 self._unit_rows = self.tiles.new_empty(shape, dtype=values.dtype)
@@ -210,23 +213,23 @@ class PackedColumns:
             values = values[columns]
         group = torch.ops.fastsim_cpu.amx_group()
         tiles = self.tiles[: -(-len(values) // group) * group]
-        of_part = None if powers is None else powers[columns]
-        return torch.ops.fastsim_cpu.amx_pack(values, of_part, tiles)
+        powers = None if powers is None else powers[columns]
+        return torch.ops.fastsim_cpu.amx_pack(values, powers, tiles)
 
     def scores(self, rows, first, panel, add):
-        """Writes the scores of `rows` and the columns from `first` on to the panel, or with `add`
-        adds them. Returns False and does nothing if the rows are float32 and not finite.
+        """Writes the scores of `rows` and the columns from `first` on to the panel; `add` adds them
+        instead. Returns False and does nothing if the rows are float32 and not finite.
         """
         left = rows, None, None
         if isinstance(rows, ScaledRows):
             left = rows.values, rows.powers, rows.rest
-        if self.once:
+        if self.packed_once:
             return self._scores(left, self.tiles[first:], slice(first, None), panel, add)
         for columns in self._parts(first, panel.shape[1]):
             self._pack(columns)
             part = panel[:, columns.start - first : columns.stop - first]
             if not self._scores(left, self.tiles, columns, part, add):
-                return False  # at the first slice, as it depends on the rows alone
+                return False  # at the first slice: whether the rows are finite decides
         return True
 
     def _scores(self, left, tiles, columns, panel, add):
@@ -235,15 +238,15 @@ class PackedColumns:
 
 
 def multiply(panel, right, out, transposed, accumulate):
-    """out = panel @ right, with `transposed` panel.T @ right; with `accumulate` out += it.
+    """out = panel @ right, or panel.T @ right if `transposed`; `accumulate` adds it to out instead.
 
     right: a float32 tensor, or `ScaledRows`, which stand for their unit rows.
     """
-    count, of_panel = parts(right.dtype), score_grad_parts(right.dtype)
+    right_parts, panel_parts = parts(right.dtype), score_grad_parts(right.dtype)
     operand = right, None, None, None, None
     if isinstance(right, ScaledRows):
-        inverse = right.inverse() if count < of_panel else None
+        inverse = right.inverse() if right_parts < panel_parts else None
         operand = right.values, right.powers, right.right(), right.rest, inverse
     torch.ops.fastsim_cpu.amx_multiply(
-        panel, *operand, out, transposed, accumulate, of_panel, count, DEPTH
+        panel, *operand, out, transposed, accumulate, panel_parts, right_parts, DEPTH
     )

@@ -60,8 +60,8 @@ class CpuBackend(Panels, InOneCall, InOneSoftmax, Selection, Rows, Backend):
         torch.ops.fastsim_cpu.cosent(compute, labels.contiguous(), scale, loss, score_grad)
         return loss.to(compute.dtype), score_grad
 
-    def max_sim(self, x, y, cosine, own, scores, places):
-        max_sim.max_sim(x, y, cosine, own, scores, places)
+    def max_sim(self, x, y, cosine, own_documents, scores, places):
+        max_sim.max_sim(x, y, cosine, own_documents, scores, places)
 
-    def max_sim_backward(self, grad, places, x, y, cosine, own, needs_grad):
-        return max_sim.max_sim_backward(grad, places, x, y, cosine, own, needs_grad)
+    def max_sim_backward(self, grad, places, x, y, cosine, own_documents, needs_grad):
+        return max_sim.max_sim_backward(grad, places, x, y, cosine, own_documents, needs_grad)

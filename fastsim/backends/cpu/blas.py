@@ -11,49 +11,50 @@ import platform
 import torch
 
 from fastsim.backends.cpu import amx
-from fastsim.backends.cpu.unmade import BAND, UnitRows
+from fastsim.backends.cpu.lazy_rows import BAND, LazyUnitRows
 
 VARIABLE = "FASTSIM_BLAS"
 
 
-def wanted(wish, system, machine):
+def wanted(value, system, machine):
     """Whether the library computes the products that AMX does not.
 
-    wish: the value of FASTSIM_BLAS. system, machine: as `platform` names them.
+    value: the value of FASTSIM_BLAS. system, machine: as `platform` names them.
     """
-    if wish not in ("", "0", "1"):
-        raise ValueError(f"{VARIABLE}: wanted 0 or 1, got {wish}")
-    return wish == "1" or (not wish and (system, machine) == ("Darwin", "arm64"))
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE}: wanted 0 or 1, got {value}")
+    return value == "1" or (not value and (system, machine) == ("Darwin", "arm64"))
 
 
 IN_USE = wanted(os.environ.get(VARIABLE, ""), platform.system(), platform.machine())
 
 
 def serves(rows):
-    """Whether the library multiplies these rows, an operand."""
+    """Whether the library computes the products of this operand."""
     return rows.dtype == torch.float32 and IN_USE and not amx.parts_of(rows)
 
 
 def scores(rows, columns, first, panel, add):
-    """Writes the scores of `rows` and the columns from `first` on to the panel, or adds them.
+    """Writes the scores of `rows` and the columns from `first` on to the panel; `add` adds them
+    instead.
 
-    columns: (M, D), or `UnitRows`, of which `BAND` are computed at a time.
+    columns: (M, D), or `LazyUnitRows`, of which `BAND` are computed at a time.
     """
     wide = panel.shape[1]
-    if not isinstance(columns, UnitRows):
+    if not isinstance(columns, LazyUnitRows):
         return _product(rows, columns[first : first + wide].t(), panel, add)
     memory = panel.new_empty(min(BAND, wide), rows.shape[1], dtype=rows.dtype)
-    for at in range(0, wide, BAND):
-        part = slice(first + at, first + min(at + BAND, wide))
-        _product(rows, columns.make(part, memory).t(), panel[:, at : at + BAND], add)
+    for left in range(0, wide, BAND):
+        part = slice(first + left, first + min(left + BAND, wide))
+        _product(rows, columns.make(part, memory).t(), panel[:, left : left + BAND], add)
 
 
 def multiply(left, right, out, accumulate):
-    """out = left @ right, or with `accumulate` out += left @ right."""
+    """out = left @ right; `accumulate` adds the product to out instead."""
     _product(left, right, out, accumulate)
 
 
-# Autocast does not change products that have an `out`.
+# `out` also keeps autocast from converting the operands.
 def _product(left, right, out, add):
     if add:
         torch.addmm(out, left, right, out=out)

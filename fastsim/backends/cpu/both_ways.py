@@ -14,13 +14,14 @@ from fastsim.backends.cpu.passes import state_of
 from fastsim.kinds.kind import over
 from fastsim.kinds.softmax import column_weights
 
-# Up to these logits exponentials relative to 0 are as accurate: e^56 = 2e24 and e^-56 leave float32
-# enough range for their sums, and for the weight of a row divided by such a sum.
+# The largest logit with which exponentials relative to 0 are as accurate as those relative to a
+# maximum: e^56 = 2e24 and e^-56 leave float32 enough range for their sums, and for the weight of a
+# row divided by such a sum.
 LARGEST = 56.0
 
 
 def common_top(tile):
-    """A number that may replace the maximum of every row and column, or None."""
+    """A number that may replace the maximum of every row and column; None if there is none."""
     if tile.kind != "softmax" or not tile.symmetric or not tile.cosine:
         return None
     if tile.pairs.positives is None:
@@ -29,7 +30,7 @@ def common_top(tile):
 
 
 class BothWays:
-    """The forward pass of the panels of all widths, and their score gradients."""
+    """The forward pass and the score gradients of the panels of all widths."""
 
     def __init__(self, tile, rows, columns, widths, top):
         self.tile, self.top = tile, top
@@ -38,7 +39,7 @@ class BothWays:
         self.column_sums = state_of(widths, columns)
 
     def add(self, panels, pairs, block):
-        """Adds the scores of the panels to the state; does not change them."""
+        """Adds the scores of the panels to the state, without changing the panels."""
         rows, columns = block
         self.library.softmax_both_forward(
             panels,
@@ -53,29 +54,29 @@ class BothWays:
         """The state of a softmax for all widths."""
         tops = torch.full_like(self.sums, self.top)
         column_tops = torch.full_like(self.column_sums, self.top)
-        of_positives = self.logits, torch.ones_like(self.sums)
-        return [tops, self.sums, *of_positives, column_tops, self.column_sums]
+        target_sums = torch.ones_like(self.sums)
+        return [tops, self.sums, self.logits, target_sums, column_tops, self.column_sums]
 
     def coefficients(self, states, weights, dtype):
-        """For all widths: the weights of rows, of columns, and those of columns over their sums."""
+        """(row weights, column weights, column weights / sums of the columns) of all widths."""
         scaled = [weight.double() * self.tile.scale for weight in weights]
-        of_rows = 0.5 * torch.stack(scaled)
-        of_columns = torch.stack(
+        by_row = 0.5 * torch.stack(scaled)
+        by_column = torch.stack(
             [column_weights(self.tile, *pair) for pair in zip(states, scaled, strict=True)]
         )
-        return of_rows, of_columns, over(of_columns, self.column_sums).to(dtype)
+        return by_row, by_column, over(by_column, self.column_sums).to(dtype)
 
     def score_grad(self, panels, pairs, block, coefficients):
         rows, columns = block
-        of_rows, *of_columns = coefficients
+        by_row, *by_column = coefficients
         self.library.softmax_both_score_grad(
             panels,
             *pairs,
             *self._numbers(),
             self.sums[:, rows],
-            of_rows[:, rows],
+            by_row[:, rows],
             self.column_sums[:, columns],
-            *(of_side[:, columns] for of_side in of_columns),
+            *(coefficient[:, columns] for coefficient in by_column),
         )
 
     def _numbers(self):

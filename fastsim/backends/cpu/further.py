@@ -8,11 +8,11 @@ from fastsim.autocast import without_autocast
 from fastsim.backends.cpu import amx, amx_loss
 from fastsim.backends.cpu.one_call import (
     SMALL_OF_ONE_PART,
-    by_blas,
-    is_large_for_parts,
-    like,
-    numbers_of,
-    of_parts,
+    as_numbers,
+    blas_is_faster,
+    gradient_memory,
+    parts_are_faster,
+    parts_pay_in_one_call,
 )
 from fastsim.backends.cpu.sizes import are_two_panels
 from fastsim.pairs import Pairs
@@ -25,8 +25,9 @@ class InOneSoftmax:
 
     def serves_further(self, rows, columns, width, dtype):
         shape = rows, columns, width
-        by_unit = amx.is_matrix_unit() and of_parts(*shape, dtype, SMALL_OF_ONE_PART)
-        return are_two_panels(rows, columns) and not (by_unit or by_blas(*shape, dtype))
+        amx_is_faster = amx.is_matrix_unit() and parts_are_faster(*shape, dtype, SMALL_OF_ONE_PART)
+        others_are_faster = amx_is_faster or blas_is_faster(*shape, dtype)
+        return are_two_panels(rows, columns) and not others_are_faster
 
     def further(self, sides, directions, numbers, cosine, weights, needs_grad, totals):
         dtype = compute_dtype(sides[0])
@@ -40,7 +41,7 @@ class InOneSoftmax:
         one_weight = not isinstance(weights, torch.Tensor)
         loss = x.new_empty(() if weights is not None else x.shape[0], dtype=dtype)
         grads = [
-            like(side, want, dtype) if want else None
+            gradient_memory(side, want, dtype) if want else None
             for side, want in zip((x, y, negatives), needs_grad, strict=True)
         ]
         torch.ops.fastsim_cpu.further.default(
@@ -49,7 +50,7 @@ class InOneSoftmax:
             negatives,
             references,
             *directions,
-            *numbers_of(dtype, scale),
+            *as_numbers(dtype, scale),
             margin,
             smoothing,
             cosine,
@@ -65,17 +66,17 @@ class InOneSoftmax:
 
 
 def _by_one_matrix(backend, sides, numbers, cosine, weights, needs_grad):
-    """(loss, gradients) from one matrix of scores, by products of bfloat16 parts; None if these do
-    not serve this loss.
+    """(loss, gradients) from one matrix of scores, by products of bfloat16 parts; None if such
+    products do not serve this loss.
 
-    References are further columns. With label smoothing every candidate is a target; the positive
-    has the largest.
+    References become further columns. With label smoothing every candidate has a target; that of
+    the positive is the largest.
     """
     x, y, _, references = sides
     scale, margin, smoothing = numbers
     rows, candidates = x.shape[0], y.shape[0]
     columns = candidates + (0 if references is None else references.shape[0])
-    if not is_large_for_parts(rows, columns, x.shape[1], x.dtype):
+    if not parts_pay_in_one_call(rows, columns, x.shape[1], x.dtype):
         return None
     pairs = Pairs(torch.arange(rows))
     if smoothing:
@@ -86,7 +87,7 @@ def _by_one_matrix(backend, sides, numbers, cosine, weights, needs_grad):
     if not amx_loss.serves(tile, columns, x.dtype):
         return None
     if references is not None:
-        with without_autocast("cpu"):  # it refuses to concatenate rows of the other 16-bit type
+        with without_autocast("cpu"):  # autocast cannot concatenate rows of the other 16-bit type
             y = torch.cat([y, references])
     loss, *grads = backend.in_one_call(tile, x, y, scale, 0.0, weights, needs_grad)
     grads = (grad[:count] for grad, count in zip(grads, (rows, candidates), strict=False))

@@ -1,4 +1,4 @@
-"""The compiled library of the CPU backend: loads it, and checks that it is of these sources."""
+"""The compiled library of the CPU backend: loads it, and checks that these sources built it."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from fastsim.kinds.kind import EMPTY
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
 # A hash of the operators and their signatures: torch.ops.fastsim_cpu.interface() of a library built
 # from these sources.
-_INTERFACE = 0x6DDEF0454830213B
+_INTERFACE = 0x0966C7E971DEDD68
 
 
 def _load():
@@ -37,7 +37,7 @@ def agrees():
     packed = [library.panel_columns(single) for single in (True, False)]
     return (
         library.left_out() == EMPTY
-        and library.observed() == len(ROW_METRICS)
+        and library.row_metric_count() == len(ROW_METRICS)
         and library.totals() == len(TOTALS)
         and library.sharpness() == SHARPNESS
         and TILE_ROWS % library.tile_rows() == 0

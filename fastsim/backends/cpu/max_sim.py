@@ -5,25 +5,26 @@ import torch
 from fastsim.backends.cpu import amx
 
 
-def max_sim(x, y, cosine, own, scores, places):
+def max_sim(x, y, cosine, own_documents, scores, places):
     """`Backend.max_sim`."""
     sides = [_rows(side) for side in (x, y)]
-    arguments = *sides, x.starts(), y.starts(), _mask(x), _mask(y), cosine, own
+    arguments = *sides, x.starts(), y.starts(), _mask(x), _mask(y), cosine, own_documents
     operator = torch.ops.fastsim_cpu.max_sim
     parts = amx.parts(x.rows.dtype)
     if not operator(*arguments, parts, scores, places):
-        # Not finite: products of the parts of an infinity do not add up to the right result.
+        # An entry is not finite: the products of its parts do not add up to the right result.
         operator(*arguments, 0, scores, places)
 
 
-def max_sim_backward(grad, places, x, y, cosine, own, needs_grad):
+def max_sim_backward(grad, places, x, y, cosine, own_documents, needs_grad):
     """`Backend.max_sim_backward`."""
     sides = [_rows(side) for side in (x, y)]
     grads = [
-        torch.empty_like(s) if want else None for s, want in zip(sides, needs_grad, strict=True)
+        torch.empty_like(rows) if want else None
+        for rows, want in zip(sides, needs_grad, strict=True)
     ]
     starts, masks = (x.starts(), y.starts()), (_mask(x), _mask(y))
-    arguments = grad, places, *sides, *starts, *masks, cosine, own
+    arguments = grad, places, *sides, *starts, *masks, cosine, own_documents
     torch.ops.fastsim_cpu.max_sim_backward(*arguments, *grads)
     return grads
 

@@ -6,7 +6,7 @@ HUGE_PAGE = 2 << 20  # bytes
 
 
 def empty(shape, dtype):
-    """`torch.empty`, large tensors in huge pages: fewer address lookups and page faults."""
+    """`torch.empty`; huge pages save a large tensor address lookups and page faults."""
     memory = torch.empty(shape, dtype=dtype, device="cpu")
     if memory.nbytes >= HUGE_PAGE:
         torch.ops.fastsim_cpu.huge_pages(memory)

@@ -1,5 +1,7 @@
-"""A tile loss in one call: a small batch, whose scores are one block, or band by band a loss with a
-state of rows alone.
+"""A tile loss in one call.
+
+The batch is small, so that all scores are one block, or the loss has a state of rows alone and is
+computed band by band.
 """
 
 import ctypes
@@ -29,14 +31,15 @@ SERVED = (
     "semi-hard_triplet",
     "margins",
 )
-# One call in float32 is faster up to this many multiply-adds of a product.
+# Up to this many multiply-adds of a product, one call in float32 is faster than products of
+# bfloat16 parts.
 SMALL = 1 << 27
-SMALL_OF_ONE_PART = 3 << 23  # if the other products have operands of one bfloat16 part
-SMALL_OF_BFLOAT16 = 5 << 20  # if the rows are bfloat16, and those products are made in one call too
+SMALL_OF_ONE_PART = 3 << 23  # if operands have one bfloat16 part
+SMALL_OF_BFLOAT16 = 5 << 20  # if rows are bfloat16, and one call computes their products too
 _NO_GUIDE = None, None, 0.0, False
 _NO_FACTORS = None, None, False
 _guide = attrgetter("rows", "columns", "margin", "relative")
-_whole = None if UNAVAILABLE else torch.ops.fastsim_cpu.whole.default
+_in_one_call = None if UNAVAILABLE else torch.ops.fastsim_cpu.in_one_call.default
 
 
 class InOneCall:
@@ -55,15 +58,15 @@ class InOneCall:
         if pairs.guide is not None and pairs.guide.thresholds is not None:
             return False
         if triplet.is_large(tile, rows, columns, width):
-            panels = self_similarity or by_blas(rows, columns, width, dtype)
+            panels = self_similarity or blas_is_faster(rows, columns, width, dtype)
             return not panels and columns <= WIDEST and triplet.serves(tile)
-        if by_blas(rows, columns, width, dtype):
+        if blas_is_faster(rows, columns, width, dtype):
             return False
-        if not self_similarity and is_loss_of_parts(tile, rows, columns, width, dtype):
+        if not self_similarity and parts_serve_loss(tile, rows, columns, width, dtype):
             return True
-        # With a matrix unit, panels are faster than one call in float32. With AVX512_BF16 they are
-        # too, unless the call computes two sets of scores (the second that of a teacher).
-        panels = of_parts(rows, columns, width, dtype, SMALL_OF_ONE_PART)
+        # Panels with such products are faster than one call in float32 on a matrix unit. With
+        # AVX512_BF16 they are too, unless the call also computes the scores of a teacher.
+        panels = parts_are_faster(rows, columns, width, dtype, SMALL_OF_ONE_PART)
         if panels and (amx.is_matrix_unit() or not pairs.factors):
             return False
         return is_one_block(rows, columns) or (
@@ -72,8 +75,9 @@ class InOneCall:
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
         shape = rows, columns, width
-        in_parts = of_parts(*shape, dtype, SMALL_OF_ONE_PART) or by_blas(*shape, dtype)
-        return not (in_parts or triplet.is_large(tile, *shape))
+        in_parts = parts_are_faster(*shape, dtype, SMALL_OF_ONE_PART)
+        in_panels = in_parts or blas_is_faster(*shape, dtype)
+        return not (in_panels or triplet.is_large(tile, *shape))
 
     def in_one_call(self, tile, x, y, scale, bias, weights, needs_grad, totals=None, prefixes=None):
         want_x, want_y = needs_grad or (False, False)
@@ -82,16 +86,16 @@ class InOneCall:
         one_weight = not (isinstance(weights, torch.Tensor) and weights.ndim)
         dtype = compute_dtype(x)
         learns_scale = isinstance(scale, torch.Tensor)  # a number has no gradient
-        scale, bias, weight = numbers_of(dtype, scale, bias, weights if one_weight else 0.0)
+        scale, bias, weight = as_numbers(dtype, scale, bias, weights if one_weight else 0.0)
         loss = x.new_empty((), dtype=dtype)
-        grad_x = like(x, want_x, dtype) if needs_grad else None
-        grad_y = like(x if y is None else y, want_y, dtype) if needs_grad else None
+        grad_x = gradient_memory(x, want_x, dtype) if needs_grad else None
+        grad_y = gradient_memory(x if y is None else y, want_y, dtype) if needs_grad else None
         parameters = x.new_empty(2, dtype=torch.float64) if needs_grad else None
         (rows, width), columns = x.shape, (x if y is None else y).shape[0]
         row_weights = None if one_weight else weights
         grads = grad_x if want_x else None, grad_y if want_y else None
         if triplet.is_large(tile, rows, columns, width):
-            in_parts = of_parts(rows, columns, width, x.dtype, SMALL_OF_ONE_PART)
+            in_parts = parts_are_faster(rows, columns, width, x.dtype, SMALL_OF_ONE_PART)
             parts = amx.parts(x.dtype) if in_parts else 0
             triplet.full_triplet(tile, x, y, parts, row_weights, weight, *grads, loss, totals)
             return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
@@ -100,13 +104,13 @@ class InOneCall:
         )
         factor_rows, factor_columns, factor_cosine = factors or _NO_FACTORS
         two_sides = y is not None and prefixes is None
-        in_parts = two_sides and is_loss_of_parts(tile, rows, columns, width, x.dtype)
+        in_parts = two_sides and parts_serve_loss(tile, rows, columns, width, x.dtype)
         if in_parts:
             x, y, guide_rows, guide_columns, factor_rows, factor_columns = (
-                side if side is None else amx.side_by_side(side)
+                side if side is None else amx.with_unit_stride(side)
                 for side in (x, y, guide_rows, guide_columns, factor_rows, factor_columns)
             )
-        numbers = [  # in the order of csrc/cpu/whole_arguments.h
+        numbers = [  # in the order of csrc/cpu/one_call_arguments.h
             pairs.negative_target,
             scale,
             bias,
@@ -145,33 +149,33 @@ class InOneCall:
         if in_parts:
             amx_loss.loss(tile, x, y, arguments, results)
         else:
-            _whole(x, y, *arguments, band_rows(rows, columns), *results)
+            _in_one_call(x, y, *arguments, band_rows(rows, columns), *results)
         return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
 
 
-def like(x, needed, dtype):
-    """Memory of the size of x if it is needed, else an empty tensor."""
+def gradient_memory(x, needed, dtype):
+    """Memory for the gradient of x if it is needed, else an empty tensor."""
     if not needed:
         return x.new_empty(0, dtype=dtype)
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def is_loss_of_parts(tile, rows, columns, width, dtype):
+def parts_serve_loss(tile, rows, columns, width, dtype):
     """Whether `amx_loss.loss` can compute this loss in one call, and is faster."""
-    large = is_large_for_parts(rows, columns, width, dtype)
+    large = parts_pay_in_one_call(rows, columns, width, dtype)
     return large and amx_loss.serves(tile, columns, dtype)
 
 
-def is_large_for_parts(rows, columns, width, dtype):
+def parts_pay_in_one_call(rows, columns, width, dtype):
     """Whether one call with products of bfloat16 parts is faster than one in float32."""
     small = SMALL_OF_BFLOAT16 if dtype == torch.bfloat16 else SMALL_OF_ONE_PART
-    return of_parts(rows, columns, width, dtype, small)
+    return parts_are_faster(rows, columns, width, dtype, small)
 
 
-def of_parts(rows, columns, width, dtype, small):
+def parts_are_faster(rows, columns, width, dtype, small):
     """Whether products of bfloat16 parts are faster than one call in float32.
 
-    small: the multiply-adds up to which they are not, for operands of one part.
+    small: for operands of one part, the most multiply-adds with which they are not.
     """
     size = rows * columns * width
     if size <= small:  # first, as torch.compile cannot trace `amx.parts`
@@ -180,17 +184,18 @@ def of_parts(rows, columns, width, dtype, small):
     return parts == 1 or (parts > 0 and size > SMALL)
 
 
-def by_blas(rows, columns, width, dtype):
+def blas_is_faster(rows, columns, width, dtype):
     """Whether panels with products of a BLAS library are faster than one call."""
     large = rows * columns * width > SMALL
     return large and blas.IN_USE and dtype != torch.float64 and not amx.parts(dtype)
 
 
 def _in_bands(tile, rows, columns):
-    """Whether one call serves more rows than one block has, band by band.
+    """Whether one call serves more rows than a block has, band by band.
 
-    Comparing x with itself takes half the products in `mirrored`. With a guide or factors, memory
-    for two panels would come on top of the memory that a large batch takes.
+    x compared with itself is left to `mirrored`, which takes half the products. With a guide or
+    factors, only scores that fit into two panels are served: a larger second panel would come on
+    top of the memory that a large batch takes.
     """
     pairs = tile.pairs
     one_panel = pairs.guide is None and pairs.factors is None
@@ -198,8 +203,8 @@ def _in_bands(tile, rows, columns):
     return served and tile.rows_alone and columns <= WIDEST
 
 
-def numbers_of(dtype, *values):
-    """The values (numbers and 0-d tensors) as Python numbers, rounded to the compute type."""
+def as_numbers(dtype, *values):
+    """The values (numbers and 0-d tensors) as Python numbers, rounded to the compute dtype."""
     numbers = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
     return numbers if dtype == torch.float64 else _single(*numbers)
 

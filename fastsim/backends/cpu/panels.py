@@ -36,9 +36,9 @@ class Panels:
         """The score panel of a block, in the memory of the workspace.
 
         With a tile, its thresholds, guide, column bias and row shift are applied: pairs that are
-        left out get a score below all others. The row metrics need the scores before a bias or a
-        shift, so with one of these they are added up here, otherwise by the first operator that
-        reduces the panel.
+        left out get a score below all others. Row metrics need the scores before a bias or a shift:
+        if there is one, they are recorded here, otherwise by the first operator that reduces the
+        panel.
         """
         rows, columns = block
         pairs = None if tile is None else tile.pairs
@@ -53,8 +53,8 @@ class Panels:
             torch.ops.fastsim_cpu.leave_out_above(panel, cosines, guide.thresholds[rows])
             if positives is not None:
                 positives.restore(panel)
-        if pairs is not None and tile.row_metrics is not None and _moved(pairs):
-            torch.ops.fastsim_cpu.observe(
+        if pairs is not None and tile.row_metrics is not None and _shifts_scores(pairs):
+            torch.ops.fastsim_cpu.record_metrics(
                 panel, *self._pairs(pairs, block, workspace, tile.row_metrics)
             )
         if pairs is not None and pairs.column_bias is not None:
@@ -65,8 +65,8 @@ class Panels:
 
     def paired_scores(self, unit_x, unit_y):
         rows, side = len(unit_x), sizes.PAIRED
-        # The result and the memory of the panels come before the loop: memory that each block
-        # allocates for itself fragments the heap.
+        # The result and the memory of the panels are allocated before the loop: memory allocated
+        # for each block would fragment the heap.
         dtype = compute_dtype(unit_x)
         paired = torch.empty(rows, dtype=dtype, device=unit_x.device)
         workspace = Workspace(unit_y, side, side)
@@ -76,9 +76,12 @@ class Panels:
         return paired
 
     def positive_scores(self, pairs, unit_x, unit_y):
-        # In parts, as the columns have to be copied.
-        parts = zip(unit_x.split(sizes.PAIRED), pairs.positives.split(sizes.PAIRED), strict=True)
-        return torch.cat([self.paired_scores(rows, unit_y[columns]) for rows, columns in parts])
+        # In parts, as the chosen rows of unit_y are copied.
+        scores = []
+        for first in range(0, max(1, unit_x.shape[0]), sizes.PAIRED):
+            part = slice(first, first + sizes.PAIRED)
+            scores.append(self.paired_scores(unit_x[part], unit_y[pairs.positives[part]]))
+        return torch.cat(scores)
 
     def multiply(self, left, right, out, *, accumulate):
         if blas.serves(right):
@@ -92,7 +95,7 @@ class Panels:
             torch.ops.fastsim_cpu.multiply(panel, right, out, transposed, accumulate)
 
     def products(self, columns):
-        packed = Columns(columns, again=False)
+        packed = Columns(columns, repack=False)
 
         def multiply(rows):
             panel = rows.new_empty(len(rows), len(columns))
@@ -105,8 +108,8 @@ class Panels:
         """`pair_arguments` of a block; targets that are `Factors` are computed here."""
         factors, targets = pairs.factors, None
         if factors is not None:
-            beside = workspace.beside(factors)
-            targets = self.scores(factors.rows, factors.columns, block, beside)
+            of_factors = workspace.beside(factors)
+            targets = self.scores(factors.rows, factors.columns, block, of_factors)
         return pair_arguments(pairs, block, targets, row_metrics)
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
@@ -116,11 +119,11 @@ class Panels:
             state.know(sums)
         whole, lower = tile.whole_rows, tile.pairs.each_once
         workspace = workspace or self.workspace(unit_x, unit_y, whole_rows=whole)
-        # In reverse, so that the panels computed last are those with which score gradients begin.
+        # In reverse order, so that score gradients begin with the panels computed last.
         blocks = self.blocks(rows, columns, unit_x.device, whole_rows=whole, lower=lower)
         for block in reversed(list(blocks)):
             panel = self.scores(unit_x, unit_y, block, workspace, tile)
-            row_metrics = None if _moved(tile.pairs) else tile.row_metrics
+            row_metrics = None if _shifts_scores(tile.pairs) else tile.row_metrics
             state.add(panel, self._pairs(tile.pairs, block, workspace, row_metrics), block)
             workspace.keep(block, panel)
         return state.result()
@@ -128,7 +131,7 @@ class Panels:
     def fused_pass(self, tile, unit_x, unit_y, block, weights, workspace):
         panel = self.scores(unit_x, unit_y, block, workspace, tile)
         state = forward_of(tile.of_rows(block[0]), *panel.shape)
-        row_metrics = None if _moved(tile.pairs) else tile.row_metrics
+        row_metrics = None if _shifts_scores(tile.pairs) else tile.row_metrics
         pairs = self._pairs(tile.pairs, block, workspace, row_metrics)
         state.fused_pass(panel, pairs, weights[block[0]])
         return state.result(), panel
@@ -138,7 +141,7 @@ class Panels:
         if panel is None:
             panel = self.scores(unit_x, unit_y, block, workspace, tile)
         else:
-            tile = replace(tile, margin=0.0)  # the forward pass has subtracted it
+            tile = replace(tile, margin=0.0)  # the forward pass subtracted it from the kept scores
         pairs = self._pairs(tile.pairs, block, workspace)
         write_score_grad(tile, panel, pairs, block, coefficients)
         return panel
@@ -158,13 +161,13 @@ class Panels:
         return CpuSweep(tile, x, y, whole_rows=whole_rows, keep=keep)
 
 
-def _moved(pairs):
-    """Whether the loss takes scores plus a bias or a shift."""
+def _shifts_scores(pairs):
+    """Whether the loss adds a bias of columns or a shift of rows to the scores."""
     return pairs.column_bias is not None or pairs.row_shift is not None
 
 
 class _Positives:
-    """The scores of `Pairs.positives` in a panel, which a guide does not leave out."""
+    """The scores of `Pairs.positives` in a panel; a guide must not leave these out."""
 
     def __init__(self, pairs, block, panel):
         rows, columns = block

@@ -1,8 +1,8 @@
-"""The forward pass and the score gradients of each kind, by the CPU operators.
+"""The forward pass and the score gradients of each kind of loss, by the CPU operators.
 
-A forward pass adds panel after panel to the state (`add`). For a panel of whole rows, `fused_pass`
-also replaces the scores by score gradients. In a sweep over prefixes the panels of all widths come
-at once; all tensors over rows or columns then have a first dimension for the widths.
+A forward pass adds one panel after the other to the state (`add`). For a panel of whole rows,
+`fused_pass` also replaces the scores by score gradients. A sweep over prefixes passes the panels of
+all widths at once; all tensors over rows or columns then have a first dimension for the widths.
 """
 
 import torch
@@ -16,8 +16,8 @@ _LIBRARY = torch.ops.fastsim_cpu
 def pair_arguments(pairs, block, targets=None, row_metrics=None):
     """The arguments about pairs that every panel operator takes.
 
-    targets: a panel of targets. row_metrics: as in `TileLoss`; only for the first operator that
-    reduces the rows of a block, None for the later ones.
+    targets: a panel of targets. row_metrics: as in `TileLoss`, for the first operator that reduces
+    the rows of a block; None for later ones.
     """
     rows, columns = block
     *parts, dense = pairs.block(rows, columns)
@@ -27,7 +27,7 @@ def pair_arguments(pairs, block, targets=None, row_metrics=None):
 
 
 def state_of(*shape, fill=0.0):
-    """A tensor of a state: float64, whatever the type of the rows."""
+    """A tensor of a state, float64 whatever the dtype of the rows."""
     return torch.full(shape, fill, dtype=torch.float64, device="cpu")
 
 
@@ -36,7 +36,7 @@ def in_type(dtype, coefficients):
 
 
 class _SoftmaxForward:
-    library = _LIBRARY  # the operators; a sweep has others
+    library = _LIBRARY  # the operators; a sweep sets others
 
     def __init__(self, tile, rows, columns, widths=()):
         self.tile = tile
@@ -57,8 +57,8 @@ class _SoftmaxForward:
             *(state[..., rows] for state in self.rows),
         )
         if tile.symmetric:
-            of_columns = (state[..., columns] for state in self.columns)
-            self.library.softmax_forward_columns(panel, *pairs, tile.scale, *of_columns)
+            column_state = (state[..., columns] for state in self.columns)
+            self.library.softmax_forward_columns(panel, *pairs, tile.scale, *column_state)
 
     def fused_pass(self, panel, pairs, weights):
         tile = self.tile
@@ -95,7 +95,7 @@ class _SigmoidForward:
 
 
 def _sigmoid(tile, panel, pairs, weights, losses, score_grads, library):
-    """tile: its values of each row are those of the rows of the panel."""
+    """tile: restricted to the rows of the panel (`TileLoss.of_rows`)."""
     library.sigmoid(
         panel,
         *pairs,
@@ -125,7 +125,7 @@ class _SquaredErrorForward:
 
 
 class _RowsForward:
-    """A kind with a state of rows alone; its operators are <kind>_forward and <kind>_score_grad."""
+    """A kind with a state of rows alone, and the operators <kind>_forward and <kind>_score_grad."""
 
     def __init__(self, tile, rows, columns):
         self.tile = tile
@@ -133,8 +133,8 @@ class _RowsForward:
         self.known = False
 
     def know(self, sums):
-        """Sets the maxima and sums of the negatives over all columns; `add` then adds only the
-        terms of the positives.
+        """Sets the maxima and sums of the negatives over all columns; `add` then adds the terms of
+        the positives alone.
         """
         self.known = True
         self.state[:2] = sums
@@ -157,9 +157,9 @@ class _RowsForward:
 
 
 class _DebiasedForward(_RowsForward):
-    """Exponentials of negatives and positives; with hardness, of negatives at a second scale too.
+    """Sums of exponentials of negatives and positives, by the kernels of multi-similarity.
 
-    It uses the kernels of multi-similarity.
+    With hardness it also sums the exponentials of negatives at a second scale.
     """
 
     def fused_pass(self, panel, pairs, weights):
@@ -172,7 +172,7 @@ class _DebiasedForward(_RowsForward):
         forward(panel, *pairs, tile.hard_scale, tile.scale, *state[:4])
         if tile.hardness:
             unused = state_of(len(state[0]), fill=EMPTY), state_of(len(state[0]))
-            *pairs, _ = pairs  # row metrics are added once
+            *pairs, _ = pairs  # without row metrics, which the first call has recorded
             forward(panel, *pairs, None, tile.weight_scale, tile.scale, *state[4:], *unused)
 
 
@@ -232,13 +232,13 @@ def _rows_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
 
 def _debiased_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
     score_grad = library.multi_similarity_score_grad
-    *of_both, weight_top, weight = (c if c is None else c[block[0]] for c in coefficients)
-    others = panel.clone() if tile.hardness else None
-    score_grad(panel, *pairs, tile.hard_scale, tile.scale, *of_both)
+    *sums, weight_top, weight = (c if c is None else c[block[0]] for c in coefficients)
+    second = panel.clone() if tile.hardness else None
+    score_grad(panel, *pairs, tile.hard_scale, tile.scale, *sums)
     if tile.hardness:
-        none = torch.zeros_like(weight)
-        score_grad(others, *pairs, tile.weight_scale, tile.scale, weight_top, weight, none, none)
-        panel.sub_(others)
+        zeros = torch.zeros_like(weight)
+        score_grad(second, *pairs, tile.weight_scale, tile.scale, weight_top, weight, zeros, zeros)
+        panel.sub_(second)
 
 
 def _levels_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY):
@@ -246,7 +246,7 @@ def _levels_score_grad(tile, panel, pairs, block, coefficients, library=_LIBRARY
 
 
 # The kinds whose operators take other arguments than `_RowsForward` passes. Any other kind needs no
-# entry: its name is that of its operators.
+# entry: its operators are named after it.
 FORWARDS = {
     "softmax": _SoftmaxForward,
     "sigmoid": _SigmoidForward,
@@ -275,7 +275,7 @@ def forward_of(tile, rows, columns):
 
 
 def sweep_of(tile, rows, columns, widths, library):
-    """`forward_of` for this many widths, by the operators `library` of a sweep."""
+    """`forward_of` for this many widths. library: the operators of the sweep."""
     state = FORWARDS[tile.kind](tile, rows, columns, (widths,))
     state.library = library
     return state

@@ -3,17 +3,21 @@
 import torch
 
 from fastsim.backends.cpu import amx, memory
-from fastsim.backends.cpu.unmade import UnitRows
+from fastsim.backends.cpu.lazy_rows import LazyUnitRows
 from fastsim.operators import traced
 from fastsim.precision import compute_dtype
 
 
 def _with_positives(columns, first):
+    """(2, N): for each row its positive, from the column `first` on, and its entry of `columns`."""
     return torch.stack([torch.arange(first, first + len(columns), device=columns.device), columns])
 
 
 def _through_unit_rows(grad_unit, x, inverse, factor, grad):
-    """Writes dL/dx to `grad`, which may be `grad_unit` itself. Returns unit . grad_unit (N,)."""
+    """Writes the gradient of x to `grad`, which may be `grad_unit` itself.
+
+    Returns the dot products (N,) of the unit rows and their gradients.
+    """
     dots = torch.empty_like(inverse)
     torch.ops.fastsim_cpu.unit_rows_backward(grad_unit, x, inverse, factor.item(), grad, dots)
     return dots
@@ -30,7 +34,7 @@ class Rows:
         return unit, inverse
 
     def scored_rows(self, x):
-        return UnitRows(x)
+        return LazyUnitRows(x)
 
     def tile_rows(self, x):
         return amx.ScaledRows.of(x) if amx.parts(x.dtype) else self.unit_rows(x)
@@ -79,7 +83,8 @@ class Rows:
 
     def paired_cosines_backward(self, grad, x, y, cosines, inverse, needs_grad):
         grads = [
-            t.new_empty(t.shape if want else 0) for t, want in zip((x, y), needs_grad, strict=True)
+            side.new_empty(side.shape if want else 0)
+            for side, want in zip((x, y), needs_grad, strict=True)
         ]
         torch.ops.fastsim_cpu.paired_cosines_backward(
             grad,
@@ -87,7 +92,7 @@ class Rows:
             y,
             cosines,
             inverse,
-            *(g if want else None for g, want in zip(grads, needs_grad, strict=True)),
+            *(grad if want else None for grad, want in zip(grads, needs_grad, strict=True)),
         )
         return tuple(grads)
 
@@ -99,13 +104,13 @@ class Rows:
         return counts
 
     def triplet_distances(self, anchors, positives, negatives):
-        near, far = _numbers_of(anchors), _numbers_of(anchors)
+        near, far = _row_numbers(anchors), _row_numbers(anchors)
         sides = anchors, positives, negatives
         torch.ops.fastsim_cpu.triplet_distances.default(*sides, 0.0, 1.0, near, far, None)
         return near, far
 
     def triplet_losses(self, anchors, positives, negatives, margin, factor):
-        near, far = _numbers_of(anchors), _numbers_of(anchors)
+        near, far = _row_numbers(anchors), _row_numbers(anchors)
         losses = near.new_empty(near.shape if factor is None else ())
         numbers = margin, 1.0 if factor is None else factor
         sides = anchors, positives, negatives
@@ -142,7 +147,8 @@ class Rows:
     def chosen_rows_backward(self, grad, values, x, y, columns, distances, needs_grad):
         x, y = x.contiguous(), None if y is None else y.contiguous()
         grads = [
-            x.new_zeros(s.shape) if w else None for s, w in zip((x, y), needs_grad, strict=True)
+            x.new_zeros(side.shape) if want else None
+            for side, want in zip((x, y), needs_grad, strict=True)
         ]
         values = values if distances else None
         torch.ops.fastsim_cpu.chosen_rows_backward(grad.contiguous(), values, x, y, columns, *grads)
@@ -150,8 +156,8 @@ class Rows:
 
     def row_terms(self, x, y, columns, first):
         pairs = self.chosen_rows(x, y, _with_positives(columns, first), False, (0, 0))
-        # Not torch.mv, whose bits depend on the number of threads. The sum is a matrix of one row,
-        # which is chosen for every row of x.
+        # The products of x and the sum of y. torch.mv would round them by the number of threads. So
+        # the sum becomes a matrix of one row, which `chosen_rows` chooses for every row of x.
         first_row = columns.new_zeros(1, len(x))
         return pairs, self.chosen_rows(x, y.sum(0, keepdim=True), first_row, False, (0,))[0]
 
@@ -165,9 +171,9 @@ class Rows:
         if needs_grad[0]:
             torch.outer(grad_sums, y.sum(0), out=grad_x)
         if needs_grad[1]:
-            of_all = x.new_empty(1, x.shape[1])
-            torch.ops.fastsim_cpu.multiply(grad_sums[:, None], x, of_all, True, False)
-            grad_y.copy_(of_all.expand(y.shape))
+            common = x.new_empty(1, x.shape[1])  # the part that all rows of y share
+            torch.ops.fastsim_cpu.multiply(grad_sums[:, None], x, common, True, False)
+            grad_y.copy_(common.expand(y.shape))
         torch.ops.fastsim_cpu.chosen_rows_backward(
             grad_pairs.contiguous(), None, x, y, columns, grad_x, grad_y
         )
@@ -185,6 +191,6 @@ def _through_distances(grad, sides, near, far, needs_grad, *numbers):
     return grads
 
 
-def _numbers_of(x):
-    """Memory for one number for each row, in the compute type."""
+def _row_numbers(x):
+    """Memory (N,) for one number of each row, in the compute dtype."""
     return x.new_empty(x.shape[0], dtype=compute_dtype(x))

@@ -1,4 +1,4 @@
-"""Selections of the CPU backend: closest negatives, hardest pairs, the k highest scores."""
+"""Selections of the CPU backend: closest negatives, hardest pairs, the k largest scores."""
 
 import torch
 
@@ -13,8 +13,8 @@ from fastsim.pairs import Pairs
 class Selection:
     """The part of `CpuBackend` that selects pairs, in one pass over the scores."""
 
-    def _seen_once(self, unit_x, unit_y):
-        """(blocks, workspace) of a pass that needs each score once and no product with it."""
+    def _single_pass(self, unit_x, unit_y):
+        """(blocks, workspace) of a pass that reads each score once and multiplies it by nothing."""
         panels = 1 if amx.parts_of(unit_y) or blas.serves(unit_y) else sizes.ONCE
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         shape = sizes.block_shape(rows, columns, False, panels)
@@ -22,14 +22,14 @@ class Selection:
 
     def closest(self, pairs, semi_hard, unit_x, unit_y, ceilings=None, row_metrics=None):
         rows, columns = unit_x.shape[0], unit_y.shape[0]
-        # The operator reads a ceiling only if the positive of the row is in another block.
+        # The operator reads the ceiling of a row only if its positive is in another block.
         if ceilings is None:
             ceilings = torch.zeros(rows, dtype=unit_x.dtype, device=unit_x.device)
             if semi_hard and columns > sizes.WIDEST:
                 ceilings = self.positive_scores(pairs, unit_x, unit_y)
         values = torch.full((rows,), EMPTY, dtype=unit_x.dtype, device=unit_x.device)
         indices = torch.full((rows,), -1, device=unit_x.device)
-        blocks, workspace = self._seen_once(unit_x, unit_y)
+        blocks, workspace = self._single_pass(unit_x, unit_y)
         for block in blocks:
             part = block[0]
             panel = self.scores(unit_x, unit_y, block, workspace)
@@ -47,7 +47,7 @@ class Selection:
         rows = x.shape[0]
         low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
         lowest, highest = (torch.full((rows,), -1, device=x.device) for _ in range(2))
-        blocks, workspace = self._seen_once(x, y)
+        blocks, workspace = self._single_pass(x, y)
         for block in blocks:
             part, columns = block
             torch.ops.fastsim_cpu.hardest(
@@ -76,7 +76,7 @@ class Selection:
         shape = (queries.shape[0], k)
         values = unit_x.new_full(shape, -torch.inf)
         indices = unit_x.new_full(shape, -1, dtype=torch.int64)
-        blocks, workspace = self._seen_once(unit_x, unit_y)
+        blocks, workspace = self._single_pass(unit_x, unit_y)
         for block in blocks:
             torch.ops.fastsim_cpu.top_k(
                 self.scores(unit_x, unit_y, block, workspace),

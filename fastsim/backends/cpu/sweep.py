@@ -18,10 +18,10 @@ from fastsim.precision import compute_dtype
 SWEPT = ("softmax", "sigmoid", "squared_error")  # kinds that csrc/cpu/sweep.cpp has operators for
 
 
-class _Steps:
-    """The operators for a block of all widths (csrc/cpu/sweep.cpp).
+class _BlockOperators:
+    """The operators on a block for all widths (csrc/cpu/sweep.cpp).
 
-    arguments: those that all operators take between the panels and their own.
+    arguments: the arguments that all operators take, between the panels and those of each operator.
     """
 
     def __init__(self, arguments):
@@ -39,13 +39,14 @@ def _of_block(values, part):
 class CpuSweep:
     """The passes that `Backend.sweep` returns.
 
-    Each width has a panel. It begins with the products of the own columns of the width; they become
-    scores, and then score gradients, row by row for all widths at once. An operator also computes
-    the products before and after it, for a part of a block at a time, in memory of its own. On a
-    matrix unit and with a BLAS library the products are operators of their own.
-    So a block has panels only with such products, or for a softmax of rows in two passes. If a
-    softmax is of rows and columns and `keep` is set, the first rows of the matrix have panels too,
-    which keep the products of forward() for score_grad().
+    Each width has a panel. It first holds the products of the width's own columns; these become
+    scores, and then score gradients, row by row for all widths at once.
+
+    An operator also computes the products before and after it, for a part of a block at a time, in
+    its own memory. On a matrix unit and with a BLAS library the products are separate operators. So
+    a whole block has panels only with such products, or for a softmax of rows in two passes. For a
+    softmax of rows and columns with `keep`, the first rows of the matrix have panels too: they keep
+    the products of forward() for score_grad().
     """
 
     def __init__(self, tile, x, y, *, whole_rows, keep):
@@ -57,17 +58,18 @@ class CpuSweep:
         if by_amx and isinstance(y.rows[0], amx.ScaledRows):
             amx.keep_first(y.rows)
         if by_amx or blas.serves(y.rows[0]):
-            self.columns = [Columns(columns, again=True) for columns in y.rows]
+            self.columns = [Columns(columns, repack=True) for columns in y.rows]
         top = common_top(tile)
-        self.both = None if top is None else BothWays(tile, len(x), len(y), self.widths, top)
+        self.both_ways = None if top is None else BothWays(tile, len(x), len(y), self.widths, top)
         # Whether all scores of a block are in memory before an operator uses them.
         softmax = tile.kind == "softmax"
-        self.whole = self.columns is not None or (softmax and self.both is None and not whole_rows)
+        two_passes = softmax and self.both_ways is None and not whole_rows
+        self.whole = self.columns is not None or two_passes
         panels = sizes.SWEEP if self.columns is not None or softmax else 1
         self.shape = tall, wide = sizes.block_shape(len(x), len(y), whole_rows, panels=panels)
-        # How many rows of a block have panels; whether these hold the scores of the forward pass.
+        # The number of rows of a block that have panels; whether these keep the forward products.
         self.rows, self.kept = tall if self.whole else 0, False
-        if self.both is not None and not self.whole:
+        if self.both_ways is not None and not self.whole:
             self.shape = max(1, len(x)), wide  # few blocks, as each one packs the columns again
             if keep and wide == len(y):
                 most = sizes.KEPT_IN_SWEEP // self.widths
@@ -76,7 +78,7 @@ class CpuSweep:
         self.panels = memory.empty(shape, self.dtype)
         self.ratios = [torch.stack(side.ratios) if side.ratios else None for side in (x, y)]
         zeros = [torch.stack(side.zeros) if side.zeros else None for side in (x, y)]
-        any_zeros = any(of_side is not None and of_side.any() for of_side in zeros)
+        any_zeros = any(side_zeros is not None and side_zeros.any() for side_zeros in zeros)
         self.zeros = zeros if any_zeros else (None, None)
         self.row_dots, self.column_dots = (state_of(self.widths - 1, len(side)) for side in (x, y))
 
@@ -84,9 +86,9 @@ class CpuSweep:
         return blocks_within(len(self.x), len(self.y), *self.shape)
 
     def forward(self):
-        state = self.both or sweep_of(self.tile, len(self.x), len(self.y), self.widths, None)
+        state = self.both_ways or sweep_of(self.tile, len(self.x), len(self.y), self.widths, None)
         for block in self.blocks():
-            state.library = self._steps(block)
+            state.library = self._operators(block)
             state.add(self._panels(block), self._pairs(block), block)
         self.kept = not self.whole
         return _by_width(state)
@@ -98,33 +100,31 @@ class CpuSweep:
         state = sweep_of(tile, *size, self.widths, None)
         weights = weights[:, rows]
         whole_rows = tile.kind == "softmax"
-        with _Multiplied(self, block, products, whole_rows=whole_rows) as state.library:
+        with _ScoreGradContext(self, block, products, whole_rows=whole_rows) as state.library:
             state.fused_pass(panels, pairs, weights)
         return _by_width(state)
 
     def coefficients(self, states, weights):
-        if self.both is not None:
-            return self.both.coefficients(states, weights, self.dtype)
-        of_widths = zip(
-            *(
-                in_type(self.dtype, self.tile.coefficients(state, of_width.double()))
-                for state, of_width in zip(states, weights, strict=True)
-            ),
-            strict=True,
-        )
-        return [None if parts[0] is None else torch.stack(parts) for parts in of_widths]
+        if self.both_ways is not None:
+            return self.both_ways.coefficients(states, weights, self.dtype)
+        by_width = [
+            in_type(self.dtype, self.tile.coefficients(state, row_weights.double()))
+            for state, row_weights in zip(states, weights, strict=True)
+        ]
+        by_coefficient = zip(*by_width, strict=True)
+        return [None if parts[0] is None else torch.stack(parts) for parts in by_coefficient]
 
     def score_grad(self, block, coefficients, products):
         pairs, panels = self._pairs(block), self._panels(block)
-        with _Multiplied(self, block, products, filled=self.kept) as steps:
-            if self.both is not None:
-                self.both.library = steps
-                self.both.score_grad(panels, pairs, block, coefficients)
+        with _ScoreGradContext(self, block, products, filled=self.kept) as operators:
+            if self.both_ways is not None:
+                self.both_ways.library = operators
+                self.both_ways.score_grad(panels, pairs, block, coefficients)
             else:
-                write_score_grad(self.tile, panels, pairs, block, coefficients, steps)
+                write_score_grad(self.tile, panels, pairs, block, coefficients, operators)
 
     def _panels(self, block):
-        """The panels of a block, or of those of its rows that have panels."""
+        """The panels of a block, or of its first rows where only these have panels."""
         rows, columns = block
         tall = rows.stop - rows.start if self.whole else self.rows
         return self.panels[:, :tall, : columns.stop - columns.start]
@@ -133,39 +133,44 @@ class CpuSweep:
         return pair_arguments(self.tile.pairs, block)
 
     def _fill(self, block):
+        """Writes the products of each width's own columns to its panel."""
         rows, columns = block
         widths = zip(self.columns, self._panels(block), self.x.rows, strict=True)
-        for own_columns, panel, own_rows in widths:
-            own_columns.fill(panel, own_rows[rows], columns.start)
+        for width_columns, panel, width_rows in widths:
+            width_columns.fill(panel, width_rows[rows], columns.start)
 
-    def _steps(self, block, gradients=None, *, filled=False, whole_rows=False):
-        """The `_Steps` of a block.
+    def _operators(self, block, gradients=None, *, filled=False, whole_rows=False):
+        """The `_BlockOperators` of a block.
 
-        gradients: (list, list) of memory for the gradients of the operands' rows and columns, one
-            for each width or none; None for a forward pass.
-        filled: whether the panels hold the products. whole_rows: whether the operator needs them.
+        gradients: (list, list) of memory for the gradients of the rows and of the columns, one for
+            each width or none; None for a forward pass.
+        filled: whether the panels hold the products. whole_rows: whether the operator needs whole
+            rows.
         """
         rows, columns = block
-        of_sides = [
+        by_side = (self.ratios, self.zeros, (self.row_dots, self.column_dots))
+        side_values = [
             _of_block(values, part)
-            for both in (self.ratios, self.zeros, (self.row_dots, self.column_dots))
-            for values, part in zip(both, block, strict=True)
+            for sides in by_side
+            for values, part in zip(sides, block, strict=True)
         ]
         if gradients is None:
-            of_sides[4:] = None, None
+            side_values[4:] = None, None
         operands = [], []
         if self.columns is None:
             sides = zip((self.x, self.y), block, strict=True)
-            operands = [[of_width[part] for of_width in side.rows] for side, part in sides]
+            operands = [[width_rows[part] for width_rows in side.rows] for side, part in sides]
         elif not filled:
             self._fill(block)
-        begins = rows.start == 0, columns.start == 0
-        return _Steps([*of_sides, *operands, *(gradients or ([], [])), *begins, filled, whole_rows])
+        is_first = rows.start == 0, columns.start == 0
+        gradients = gradients or ([], [])
+        return _BlockOperators([*side_values, *operands, *gradients, *is_first, filled, whole_rows])
 
 
-class _Multiplied:
-    """A context with the operators of a block, whose score gradients it adds to the `Products` of
-    all widths.
+class _ScoreGradContext:
+    """A context with the operators of a block.
+
+    The products with the score gradients are added to the `Products` of all widths.
     """
 
     def __init__(self, sweep, block, products, **options):
@@ -178,22 +183,22 @@ class _Multiplied:
         gradients = [], []
         if sweep.columns is None:
             if needs_grad[0]:
-                gradients[0].extend(each.grad_x[rows] for each in self.products)
+                gradients[0].extend(product.grad_x[rows] for product in self.products)
             if needs_grad[1]:
-                gradients[1].extend(each.grad_y[columns] for each in self.products)
+                gradients[1].extend(product.grad_y[columns] for product in self.products)
             # A gradient must not overwrite rows that later parts of the block still read.
             in_parts = not self.options.get("whole_rows")
             if needs_grad[0] and in_parts and self.products[0].grad_x is self.products[0].unit_x:
                 self.copies = list(gradients[0])
                 gradients[0][:] = [torch.empty_like(grad) for grad in self.copies]
         self.gradients = gradients
-        return sweep._steps(self.block, gradients, **self.options)
+        return sweep._operators(self.block, gradients, **self.options)
 
     def __exit__(self, failed, *_):
         if failed:
             return
-        for to, grad in zip(self.copies, self.gradients[0], strict=False):
-            to.copy_(grad)
+        for target, grad in zip(self.copies, self.gradients[0], strict=False):
+            target.copy_(grad)
         if self.sweep.columns is not None:
             panels = self.sweep._panels(self.block)
             for product, panel in zip(self.products, panels, strict=True):

@@ -8,10 +8,10 @@ KINDS = ("hard_triplet", "semi-hard_triplet")
 
 
 def is_large(tile, rows, columns, width):
-    """Whether it is a triplet loss of more than `sizes.CHEAP` multiply-adds.
+    """Whether the loss is a triplet loss of more than `sizes.CHEAP` multiply-adds.
 
-    Products with score gradients then cost more than the calls that avoid them: all but one or two
-    score gradients of a row are equal.
+    All but one or two score gradients of a row are equal. For so many multiply-adds, products with
+    score gradients cost more than the calls that avoid them.
     """
     return tile.kind in KINDS and rows * columns * width > sizes.CHEAP
 
@@ -26,11 +26,12 @@ def serves(tile):
 def full_triplet(tile, x, y, parts, weights, weight, grad_x, grad_y, loss, totals):
     """Writes the loss, and the gradients that are not None.
 
-    parts: the number of bfloat16 parts of the operands of scores; 0 for products in float32.
-    weights, weight: (N,) the weights of the rows; None means `weight` for all rows.
+    parts: the number of bfloat16 parts of the operands whose product is the scores; 0 for a product
+        in float32.
+    weights: (N,) weights of the rows; None means `weight` for every row.
     """
     if parts:
-        x, y = map(amx.side_by_side, (x, y))
+        x, y = map(amx.with_unit_stride, (x, y))
     torch.ops.fastsim_cpu.full_triplet.default(
         x,
         y,

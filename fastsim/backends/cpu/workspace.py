@@ -1,9 +1,9 @@
-"""The memory for panels of the CPU backend, and the columns of their product."""
+"""Memory for the panels of the CPU backend, and the columns that their products read."""
 
 import torch
 
 from fastsim.backends.cpu import amx, blas, memory
-from fastsim.backends.cpu.unmade import UnitRows
+from fastsim.backends.cpu.lazy_rows import LazyUnitRows
 from fastsim.precision import compute_dtype
 
 ODD = 16  # columns of padding
@@ -12,8 +12,8 @@ ODD = 16  # columns of padding
 def panel_memory(unit_y, tall, wide):
     """Memory (tall, wide + ODD) for panels of scores with unit_y.
 
-    A row has some more columns, so that its length is not a power of two: a column of the panel
-    then spreads over the sets of the cache.
+    The columns of padding keep the length of a row from being a power of two, so that a column of
+    the panel spreads over the sets of the cache.
     """
     compute = compute_dtype(unit_y)
     return memory.empty((tall, wide + ODD), compute)
@@ -31,20 +31,20 @@ PACK_AGAIN = 240
 
 
 class Columns:
-    """The columns of the product of scores: the rows of unit_y (M, D), or of `UnitRows`.
+    """The right operand of scores: the rows of unit_y (M, D) or of `LazyUnitRows`.
 
-    again: whether to pack them for each block while it is multiplied, rather than once. The scores
+    repack: whether to pack them for each block while it is multiplied, instead of once. The scores
     are the same.
     """
 
-    def __init__(self, unit_y, *, again):
+    def __init__(self, unit_y, *, repack):
         self.rows = unit_y
-        lazy = isinstance(unit_y, UnitRows)
+        lazy = isinstance(unit_y, LazyUnitRows)
         tiles = amx.parts_of(unit_y) and amx.PackedColumns(unit_y)
         self.tiles = tiles if tiles and tiles.usable else None
         self.by_blas = blas.serves(unit_y)
-        self.again = lazy or again or self.by_blas
-        self.packed = None if self.tiles or self.again else self._packed()
+        self.repack = lazy or repack or self.by_blas
+        self.packed = None if self.tiles or self.repack else self._packed()
 
     def _packed(self):
         columns, width = self.rows.shape
@@ -54,7 +54,7 @@ class Columns:
         return packed
 
     def fill(self, panel, rows, first, *, add=False):
-        """Writes the scores of `rows` and the columns from `first` on, or with `add` adds them."""
+        """Writes the scores of `rows` and the columns from `first` on; `add` adds them instead."""
         if self.tiles:
             if self.tiles.scores(rows, first, panel, add):
                 return
@@ -62,8 +62,8 @@ class Columns:
         if self.by_blas:
             blas.scores(rows, self.rows, first, panel, add)
             return
-        if self.again:
-            lazy = isinstance(self.rows, UnitRows)
+        if self.repack:
+            lazy = isinstance(self.rows, LazyUnitRows)
             columns, inverse = self.rows.from_row(first) if lazy else (self.rows[first:], None)
             torch.ops.fastsim_cpu.scores(rows, columns, inverse, panel, add)
             return
@@ -73,24 +73,24 @@ class Columns:
 
 
 class Workspace:
-    """The columns of the product of scores, and the memory of the panels.
+    """The columns of the scores, and the memory of the panels.
 
-    The panels of the first `kept_rows` rows of the matrix each have their own place; the others
-    share one. Fresh memory for every panel would cost more in page faults than the pass over it.
+    Each panel of the first `kept_rows` rows of the matrix has its own memory; the other panels
+    share theirs. Fresh memory for every panel would cost more in page faults than the pass over it.
     """
 
     def __init__(self, unit_y, tall, wide, kept_rows=0):
-        self.columns = Columns(unit_y, again=tall >= PACK_AGAIN)
+        self.columns = Columns(unit_y, repack=tall >= PACK_AGAIN)
         self.memory = panel_memory(unit_y, max(tall, kept_rows), wide)
         self.shape = tall, wide
         self.kept_rows = kept_rows
         self._kept = {}
         self._beside = {}  # the workspaces of a guide and of factors, by type
-        self._rows = None  # memory for the rows of `UnitRows`
+        self._rows = None  # memory for rows of `LazyUnitRows`
 
     def fill(self, panel, rows, part, first):
         """Writes the scores of a slice of the rows and the columns from `first` on."""
-        if isinstance(rows, UnitRows):
+        if isinstance(rows, LazyUnitRows):
             # Fresh memory for every block would leave gaps between the panels that are kept.
             if self._rows is None:
                 self._rows = panel.new_empty(self.shape[0], rows.shape[1], dtype=rows.dtype)
@@ -99,7 +99,7 @@ class Workspace:
             self.columns.fill(panel, rows[part], first)
 
     def beside(self, other):
-        """The workspace for the panels of a `Guide` or of `Factors`."""
+        """The workspace for the panels of `other`, a `Guide` or `Factors`."""
         kind = type(other)
         if kind not in self._beside:
             self._beside[kind] = Workspace(other.columns, *self.shape)
@@ -110,10 +110,10 @@ class Workspace:
         return panel_in(self.memory, block, first)
 
     def keep(self, block, panel):
-        """Keeps the panel of a block, if it has a place of its own."""
+        """Keeps the panel of a block, if it has its own memory."""
         if block[0].stop <= self.kept_rows:
             self._kept[block[0].start] = panel
 
     def kept(self, block):
-        """The kept panel of a block, or None; returned only once."""
+        """The kept panel of a block, or None. It is forgotten when it is returned."""
         return self._kept.pop(block[0].start, None)

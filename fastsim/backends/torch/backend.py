@@ -181,11 +181,11 @@ class TorchBackend(SmallBatch, Backend):
     def hardest(self, pairs, offsets, x, y):
         return selection.hardest(self, pairs, offsets, x, y)
 
-    def max_sim(self, x, y, cosine, own, scores, places):
-        max_sim.max_sim(self, x, y, cosine, own, scores, places)
+    def max_sim(self, x, y, cosine, own_documents, scores, places):
+        max_sim.max_sim(self, x, y, cosine, own_documents, scores, places)
 
-    def max_sim_backward(self, grad, places, x, y, cosine, own, needs_grad):
-        return max_sim.max_sim_backward(self, grad, places, x, y, cosine, own, needs_grad)
+    def max_sim_backward(self, grad, places, x, y, cosine, own_documents, needs_grad):
+        return max_sim.max_sim_backward(self, grad, places, x, y, cosine, own_documents, needs_grad)
 
     def top_k(self, queries, corpus, k):
         return selection.top_k(self, queries, corpus, k)

@@ -11,11 +11,11 @@ from fastsim.tokens import Tokens, chosen
 GATHERED = 1 << 19  # numbers that the backward pass gathers at a time on a CPU
 
 
-def max_sim(backend, x, y, cosine, own, scores, places):
+def max_sim(backend, x, y, cosine, own_documents, scores, places):
     """`Backend.max_sim`."""
     left, right = (_operand(backend, side.cleared(), cosine) for side in (x, y))
     values = x.rows.new_empty(x.rows.shape[0], scores.shape[1], dtype=scores.dtype)
-    panels_of = _own_documents if own else _all_documents
+    panels_of = _own_documents if own_documents else _all_documents
     for rows, documents, best, argmax in panels_of(x, y, left, right):
         values[rows, documents] = best
         if places is not None:
@@ -45,7 +45,7 @@ def _all_documents(x, y, left, right):
 
 
 def _own_documents(x, y, left, right):
-    """As `_all_documents`, if each query has its own documents: as many queries as fill a panel."""
+    """As `_all_documents`, if each query has documents of its own; a panel holds whole queries."""
     each, long = y.count // x.count, x.length
     wide = each * y.length
     workspace = panels.Workspace()
@@ -68,7 +68,7 @@ def _own_documents(x, y, left, right):
         yield rows, slice(0, each), best.view(-1, each), argmax.view(-1, each)
 
 
-def max_sim_backward(backend, grad, places, x, y, cosine, own, needs_grad):
+def max_sim_backward(backend, grad, places, x, y, cosine, own_documents, needs_grad):
     """`Backend.max_sim_backward`."""
     rows_x, rows_y = x.cleared(), y.cleared()
     (left, inverse_x), (right, inverse_y) = (
@@ -84,7 +84,7 @@ def max_sim_backward(backend, grad, places, x, y, cosine, own, needs_grad):
     every = torch.arange(each, device=grad.device)[:, None]
     for documents, rows in _pieces(each, left, numbers_of_a_band(left.device, GATHERED) // width):
         place, query, document = places[documents, rows].long(), numbers[rows], every[documents]
-        first = starts[query * each + document] if own else starts[document]
+        first = starts[query * each + document] if own_documents else starts[document]
         columns = (first + place.clamp(min=0)).clamp(max=right.shape[0] - 1).flatten()
         factor = torch.where(place >= 0, grad[query, document], 0.0)[:, :, None]
         if sums[0] is not None:

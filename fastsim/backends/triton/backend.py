@@ -1,19 +1,20 @@
 """The Triton backend: a product of unit rows with the loss as an epilogue, on NVIDIA and AMD GPUs.
 
 A forward pass writes partial results of each tile and merges them in a fixed order. Library
-products multiply panels of score gradients by the rows. Operands of 16-bit inputs are float16: the
-rows themselves, scaled by powers of two, whose products are exact (`ScaledRows`). A power of two
-also brings their score gradients into range (`loss_scale`). Products of float32 operands follow
-torch.get_float32_matmul_precision(). Nothing waits for the device. The kernels are in
-fastsim/backends/triton/kernels, imported on first use.
+products multiply panels of score gradients by the rows. The operands of 16-bit inputs are float16:
+the rows themselves, scaled by powers of two, whose products are exact (`ScaledRows`). A power of
+two also brings their score gradients into the range of float16 (`loss_scale`). Products of float32
+operands follow torch.get_float32_matmul_precision(). The host never waits for the device. The
+kernels are in fastsim/backends/triton/kernels, which is imported on first use.
 
-With u = N M D, forward and backward take 6u if each score is computed once, and 8u if twice.
+Let u = N M D. Forward and backward take 6u operations if each score is computed once, and 8u if it
+is computed twice.
     Elementwise losses: 6u. Loss and score gradient come from one product.
     Losses that depend on rows alone: 6u, as the scores are kept in 16 bits for the score gradients
         (kernels/kept.py); 8u below the depth that kernels/table.py names.
-    Losses that also depend on columns or on the whole matrix: the same if the matrix fits the
-        panel, else 8u. It fits up to 13,500 to 27,000 rows and columns, depending on the memory of
-        the device; FASTSIM_PANEL_MB allows more.
+    Losses that also depend on columns or on the whole matrix: as losses that depend on rows alone
+        if the matrix fits into the panel, else 8u. It fits up to 13,500 to 27,000 rows and columns,
+        depending on the memory of the device; FASTSIM_PANEL_MB allows more.
     float32 operands and dot products, unless the loss is elementwise: 8u.
 """
 
@@ -41,17 +42,18 @@ from fastsim.operators import constant_result
 from fastsim.pairs import Pairs
 from fastsim.precision import power_of_two
 
-# Bytes of a panel of float16 score gradients; in float32 it takes twice as many. They are 1 / SHARE
-# of the device's memory, within these bounds. FASTSIM_PANEL_MB sets another size; with 8,200 a
-# matrix of 65,536 x 65,536 is one panel. With 65,536 columns the smallest panel has 2816 rows: its
-# product with rows of 768 features has 132 tiles, one for each multiprocessor of an H200. The
-# largest panel reads and writes the gradient of the columns, a sum over panels, a quarter as often.
+# The least and the most bytes of a panel of float16 score gradients; in float32 a panel takes twice
+# as many. Between these bounds a panel takes 1 / SHARE of the device's memory. FASTSIM_PANEL_MB
+# sets another size; with 8,200 a matrix of 65,536 x 65,536 is one panel. With 65,536 columns the
+# smallest panel has 2816 rows: its product with rows of 768 features has 132 tiles, one for each
+# multiprocessor of an H200. The gradient of the columns is a sum over panels: with the largest
+# panel it is read and written a quarter as often.
 PANEL, LARGEST_PANEL, SHARE = 352 << 20, 1408 << 20, 64
 WIDEST = 1 << 17  # columns of a block of whole rows; with more the products have too few rows
 WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
-TALL = 128  # the height of a block is a multiple, so that only the last tile is ragged
+TALL = 128  # the height of a block is a multiple of this, so that only the last tile is ragged
 OLDEST_TRITON = (3, 6)
-SMALLEST = 2.0**-85  # least bound on score gradients: loss scale and inverse are normal numbers
+SMALLEST = 2.0**-85  # least bound on score gradients: loss scale and its inverse are then normal
 
 
 def interpreting():
@@ -67,7 +69,10 @@ def _unsupported_device(device):
 
 @functools.cache
 def _found_unsupported(device, half_sums):
-    """half_sums: whether torch may add up in float16; it may then refuse the product."""
+    """`_unsupported_device`, once for each value of `half_sums`.
+
+    half_sums: whether torch may add up products in float16; it may then refuse the product below.
+    """
     version = installed.version()
     if not version or tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
@@ -275,7 +280,7 @@ def _panel_bytes(device):
 
 
 def _block_shape(rows, columns, device, whole_rows):
-    """(rows, columns) of a block of at most `_panel_bytes` in float16, twice that in float32."""
+    """(rows, columns) of a block of at most `_panel_bytes` in float16, or twice that in float32."""
     wide = columns if whole_rows else min(columns, WIDE)
     line, most = 2 * _padded(wide), _panel_bytes(device)
     if rows * line <= most:

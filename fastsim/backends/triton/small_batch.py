@@ -2,12 +2,12 @@
 
 A small batch spends its time on calls, so kernels do what the passes over panels do between their
 launches. One launch computes the unit rows of both sides. Another computes losses and score
-gradients of whole rows; a loss that also depends on columns takes two. In the backward pass a third
-computes the gradients of both sides, times dL/dloss.
+gradients of whole rows; a loss that also depends on columns takes two launches for these. In the
+backward pass one more launch computes the gradients of both sides, times dL/dloss.
 
-The panel holds dL/dlogit without the weight of the losses. It is at most 1 or 2, so that a constant
-factor brings it into the range of float16. Weight and scale are multiplied into the gradients of
-the rows, in float32.
+The panel holds dL/dlogit without the weight of the losses. No entry is larger than 1 or 2, so a
+constant factor brings the panel into the range of float16. The gradients of the rows are multiplied
+by weight and scale, in float32.
 """
 
 import functools
@@ -18,8 +18,8 @@ from fastsim.backends.half_rows import LARGEST, LARGEST_GRADIENT
 from fastsim.backends.panel import panel_bytes
 
 MOST = 1 << 26  # scores: their products take 256 MB; with more, the products outweigh the calls
-FEWER = 1 << 24  # scores of losses with more work on each: sigmoid and symmetric losses
-WIDEST = 1 << 13  # columns; a program holds all of them at a time
+FEWER = 1 << 24  # scores at most for losses with more work on each: sigmoid and symmetric losses
+WIDEST = 1 << 13  # columns at most: a program holds all columns of a row at a time
 
 
 @functools.cache
@@ -99,14 +99,14 @@ class SmallBatch:
 
 
 def _number(value):
-    """A number as the kernels take it: not an integer, for each of which they would be compiled."""
+    """A number as kernels take it: no integer, as they would be compiled for each one."""
     return value if isinstance(value, torch.Tensor) else float(value)
 
 
 def _panel(unit, products):
     """The panel (N, M) in the type of the operands, each row in the memory of its products.
 
-    It has memory of its own if that would not align the rows for library products.
+    If its rows would then not be aligned for library products, it has memory of its own.
     """
     rows, columns = products.shape
     if unit.dtype == torch.float32:

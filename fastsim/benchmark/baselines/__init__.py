@@ -1,6 +1,6 @@
-"""Who computes a loss: fastsim's backends and what a user would pick instead.
+"""The implementations of a loss: fastsim's backends, and what a user would pick instead.
 
-To add a baseline: a file here with a `Baseline`, named in `_BASELINES`.
+To add a baseline, add a file with a `Baseline` here and name it in `_BASELINES`.
 """
 
 import fastsim
@@ -38,13 +38,14 @@ BASELINES = {baseline.name: baseline for baseline in _BASELINES}
 
 
 def ours(backend):
-    """A backend of fastsim, as one among baselines."""
+    """A backend of fastsim as a `Baseline`."""
 
     def make(problem):
-        function, given, options = problem.case.function, problem.arguments, dict(problem.options)
-        if function is not fastsim.triplet_margin:  # which has no choice of backends
+        function, arguments = problem.case.function, problem.arguments
+        options = dict(problem.options)
+        if function is not fastsim.triplet_margin:  # it takes no backend
             options["backend"] = backend
-        return lambda *leaves: function(*leaves, *given, **options)
+        return lambda *leaves: function(*leaves, *arguments, **options)
 
     def serves(problem):
         return backends()[backend] or get(backend).unsupported_reason(*problem.leaves)
@@ -53,5 +54,5 @@ def ours(backend):
 
 
 def baseline_named(name):
-    """The baseline of that name, a backend of fastsim as "fastsim <backend>"."""
+    """The baseline of that name; "fastsim <backend>" names a backend of fastsim."""
     return BASELINES[name] if name in BASELINES else ours(name.removeprefix("fastsim "))

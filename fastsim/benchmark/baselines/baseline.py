@@ -1,4 +1,4 @@
-"""What a baseline is."""
+"""The record of a baseline, and the devices that it serves."""
 
 import functools
 import importlib.util
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class UnavailableError(Exception):
-    """A baseline that does not compute this here; the message says why, in one sentence."""
+    """A baseline cannot compute this problem on this machine; the message is one sentence why."""
 
 
 def anywhere(problem):
@@ -17,28 +17,29 @@ def anywhere(problem):
 
 
 def gpu_only(problem):
-    """`unsupported_reason` of a baseline whose kernels are a GPU's."""
+    """`unsupported_reason` of a baseline that has kernels for GPUs alone."""
     return None if problem.leaves[0].is_cuda else "it serves a GPU only"
 
 
 def interpreted():
-    """Whether Triton's interpreter runs kernels, on the processor, in this process."""
+    """Whether Triton's interpreter runs the kernels of this process, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def gpu_or_interpreted(problem):
-    """`unsupported_reason` of a baseline in Triton that its interpreter runs too."""
+    """`unsupported_reason` of a baseline in Triton that the interpreter runs too."""
     return None if interpreted() else gpu_only(problem)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Losses by one implementation.
+    """The losses of one implementation.
 
-    losses: name of a case -> make(problem) -> call(*leaves) -> loss. make imports what it needs.
-    unsupported_reason: problem -> None, or a sentence that says why it cannot be served.
-    up_to: beyond this N it is left out of a run that does not ask for it, to keep that short.
-    drop_in: the same with fastsim's module in place of the package's losses, where there is one.
+    losses: {case name: make}; make(problem) imports what it needs and returns a function
+        call(*leaves) -> loss.
+    unsupported_reason: a function of a problem; None, or a sentence why it cannot be served.
+    up_to: the largest N that is measured unless the user names the baseline or the sizes.
+    drop_in: as `losses`, with fastsim's drop-in losses in place of the package's, if there are any.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Baseline:
     drop_in: Mapping[str, Callable] = field(default_factory=dict)
 
     def call(self, problem):
-        """call(*leaves) -> loss of this problem; UnavailableError where there is none."""
+        """A function call(*leaves) -> loss for this problem; UnavailableError if there is none."""
         if importlib.util.find_spec(self.package) is None:
             raise UnavailableError(f"{self.package} is not installed")
         reason = self.unsupported_reason(problem)
@@ -58,6 +59,9 @@ class Baseline:
         return self.losses[problem.case.name](problem)
 
 
-def made(losses, library):
-    """{loss: make(problem)} of {loss: make(library, problem)}; library() gives the losses."""
+def with_library(losses, library):
+    """{loss: make(problem)} from {loss: make(library, problem)}.
+
+    library: a function without arguments that imports and returns the module with the losses.
+    """
     return {name: functools.partial(make, library) for name, make in losses.items()}

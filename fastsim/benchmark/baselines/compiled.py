@@ -1,11 +1,11 @@
-"""torch.compile of the eager formulas, for any size at once."""
+"""The eager formulas under torch.compile, compiled once for all sizes."""
 
 import functools
 
 import torch
 
 from fastsim.benchmark.baselines.baseline import Baseline
-from fastsim.benchmark.baselines.eager import FORMULAS, bound
+from fastsim.benchmark.baselines.eager import FORMULAS, bind_formula
 
 
 @functools.cache
@@ -14,10 +14,10 @@ def compiled(formula):
 
 
 def _make(formula):
-    return lambda problem: bound(compiled(formula))(problem)
+    return lambda problem: bind_formula(compiled(formula))(problem)
 
 
-# A list's formula over all pairs is no contestant at the sizes of lists.
+# Losses of lists are left out: their formula over all pairs cannot compete at the sizes of lists.
 _LOSSES = ("info_nce", "info_nce symmetric", "siglip", "full_triplet")
 
 BASELINE = Baseline(

@@ -1,6 +1,6 @@
-"""Cut cross entropy: InfoNCE on a GPU with the candidates as a classifier's weights.
+"""Cut cross entropy: InfoNCE on a GPU, with the candidates as the weights of a classifier.
 
-Its gradient filter is off: it drops entries that a contrastive batch needs.
+Its gradient filter is turned off, as it drops entries that a contrastive batch needs.
 """
 
 import torch

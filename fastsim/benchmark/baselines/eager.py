@@ -1,4 +1,4 @@
-"""The losses as one writes them in plain torch: the whole score matrix, then its loss."""
+"""The losses as users write them in plain torch: the whole score matrix, then its loss."""
 
 import math
 
@@ -24,23 +24,23 @@ def info_nce(x, y, temperature):
 
 def symmetric_info_nce(x, y, temperature, symmetric):
     logits = cosines(x, y) / temperature
-    there = functional.cross_entropy(logits, diagonal(logits))
-    return (there + functional.cross_entropy(logits.T, diagonal(logits))) / 2
+    of_rows = functional.cross_entropy(logits, diagonal(logits))
+    return (of_rows + functional.cross_entropy(logits.T, diagonal(logits))) / 2
 
 
 def info_nce_directions(x, y, temperature, directions):
     assert directions == ("query_to_doc", "query_to_query", "doc_to_doc")
     eye = torch.eye(len(x), dtype=torch.bool, device=x.device)
-    own = (cosines(side, side).masked_fill(eye, -torch.inf) for side in (x, y))
-    logits = torch.cat([cosines(x, y), *own], 1) / temperature
+    within = (cosines(side, side).masked_fill(eye, -torch.inf) for side in (x, y))
+    logits = torch.cat([cosines(x, y), *within], 1) / temperature
     return functional.cross_entropy(logits, diagonal(logits))
 
 
 def info_nce_own_negatives(x, y, own_negatives, temperature):
-    own = torch.einsum(
+    further = torch.einsum(
         "nd,nkd->nk", functional.normalize(x, dim=1), functional.normalize(own_negatives, dim=2)
     )
-    logits = torch.cat([cosines(x, y), own], 1) / temperature
+    logits = torch.cat([cosines(x, y), further], 1) / temperature
     return functional.cross_entropy(logits, diagonal(logits))
 
 
@@ -85,8 +85,8 @@ def weighed_siglip(x, y, groups, scale, bias, positive_weight):
     assert positive_weight == "both"
     logits = cosines(x, y) * scale + bias
     same = (groups[0][:, None] == groups[1]).to(x.dtype)
-    of_rows, of_columns = (same.sum(axis, keepdim=True).clamp(min=1) for axis in (1, 0))
-    weights = 1 - same + same * (1 / of_rows + 1 / of_columns) / 2
+    per_row, per_column = (same.sum(axis, keepdim=True).clamp(min=1) for axis in (1, 0))
+    weights = 1 - same + same * (1 / per_row + 1 / per_column) / 2
     return -(weights * functional.logsigmoid((2 * same - 1) * logits)).sum() / len(x)
 
 
@@ -110,7 +110,7 @@ def sup_con(x, groups, temperature):
 
 
 def mates_and_others(groups):
-    """Pairs of one group but for the row itself, and pairs of two groups."""
+    """(pairs of two rows of one group, pairs of rows of different groups), (N, N) each."""
     same = groups[:, None] == groups
     return same & ~torch.eye(len(groups), dtype=torch.bool, device=groups.device), ~same
 
@@ -153,11 +153,11 @@ def debiased_contrastive(x, y, temperature, tau_plus):
 
 def multi_similarity(x, groups, alpha, beta, base):
     scores = cosines(x, x) - base
-    one = scores.new_zeros(len(x), 1)
+    zeros = scores.new_zeros(len(x), 1)
     losses = 0.0
     for steepness, part in zip((-alpha, beta), mates_and_others(groups), strict=True):
         logits = (steepness * scores).masked_fill(~part, -torch.inf)
-        losses = losses + torch.cat([one, logits], 1).logsumexp(1) / abs(steepness)
+        losses = losses + torch.cat([zeros, logits], 1).logsumexp(1) / abs(steepness)
     return losses.mean()
 
 
@@ -183,17 +183,18 @@ def matrix_mse(x, y, groups):
 
 
 def distill(x, y, teacher_x, teacher_y, temperature, teacher_temperature):
-    own = torch.log_softmax(cosines(x, y) / temperature, 1)
-    taught = cosines(teacher_x.to(x.dtype), teacher_y.to(x.dtype)) / teacher_temperature
-    taught = torch.log_softmax(taught, 1)
-    return temperature**2 * functional.kl_div(own, taught, log_target=True, reduction="batchmean")
+    student = torch.log_softmax(cosines(x, y) / temperature, 1)
+    teacher = cosines(teacher_x.to(x.dtype), teacher_y.to(x.dtype)) / teacher_temperature
+    teacher = torch.log_softmax(teacher, 1)
+    divergence = functional.kl_div(student, teacher, log_target=True, reduction="batchmean")
+    return temperature**2 * divergence
 
 
 def distill_margins(x, y, teacher_x, teacher_y, kind):
     assert kind == "margin_mse"
-    own, taught = cosines(x, y), cosines(teacher_x.to(x.dtype), teacher_y.to(x.dtype))
-    own, taught = (scores.diagonal()[:, None] - scores for scores in (own, taught))
-    return functional.mse_loss(own, taught) * len(y) / (len(y) - 1)
+    student, teacher = cosines(x, y), cosines(teacher_x.to(x.dtype), teacher_y.to(x.dtype))
+    student, teacher = (scores.diagonal()[:, None] - scores for scores in (student, teacher))
+    return functional.mse_loss(student, teacher) * len(y) / (len(y) - 1)
 
 
 def cosent(scores, labels, scale):
@@ -256,16 +257,16 @@ FORMULAS = {
 }
 
 
-def bound(formula):
-    """make(problem) of a formula formula(*leaves, *given, **options)."""
+def bind_formula(formula):
+    """make(problem) from a function formula(*leaves, *arguments, **options)."""
 
     def make(problem):
-        given, options = problem.arguments, problem.options
-        return lambda *leaves: formula(*leaves, *given, **options)
+        arguments, options = problem.arguments, problem.options
+        return lambda *leaves: formula(*leaves, *arguments, **options)
 
     return make
 
 
 BASELINE = Baseline(
-    "eager torch", "torch", {name: bound(formula) for name, formula in FORMULAS.items()}
+    "eager torch", "torch", {name: bind_formula(formula) for name, formula in FORMULAS.items()}
 )

@@ -1,11 +1,11 @@
-"""Inf-CL: InfoNCE on a GPU tile by tile, one direction a call."""
+"""Inf-CL: InfoNCE on a GPU, tile by tile; each call computes one direction."""
 
 import torch
 from torch.nn.functional import normalize
 
 from fastsim.benchmark.baselines.baseline import Baseline, UnavailableError, gpu_only
 
-HEAD = 256  # it splits the width into heads of this size
+HEAD = 256  # the library splits the width into heads of this size
 
 
 def _loss(problem):

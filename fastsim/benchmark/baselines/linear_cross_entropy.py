@@ -1,4 +1,4 @@
-"""torch's own chunked linear cross entropy (2.13): InfoNCE with the candidates as its weights."""
+"""torch's chunked linear cross entropy (2.13): InfoNCE with the candidates as the weights."""
 
 import torch
 from torch.nn import functional

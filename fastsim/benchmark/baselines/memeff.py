@@ -1,7 +1,7 @@
 """memeff: the CLIP loss and Qwen3-Embedding's InfoNCE, on a GPU without the N x N matrix.
 
-Its gradient is rescaled by default (`stable`): here it is that of the loss. The margin is so wide
-that no negative is taken for a false one.
+By default it rescales the gradient (`stable`); here the gradient is that of the loss. The margin is
+so wide that no negative counts as a false negative.
 """
 
 from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted, interpreted
@@ -10,12 +10,12 @@ NO_MARGIN = 3.0  # cosines differ by 2 at most
 
 
 def package():
-    """memeff; where the interpreter runs its kernels, with what it asks of a GPU answered."""
+    """memeff; if Triton's interpreter runs its kernels, without its checks for a GPU."""
     if not interpreted():
         import memeff
 
         return memeff
-    # What it asks of the device: whether there is one, and its generation, for the size of tiles.
+    # memeff checks that there is a GPU, and reads its generation to choose the size of tiles.
     import torch
 
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
@@ -33,7 +33,7 @@ def symmetric_info_nce(problem):
 
 
 def info_nce(problem):
-    """Its InfoNCE; with the expected share of positives `tau_plus` the debiased loss."""
+    """memeff's InfoNCE; with the option `tau_plus` (the share of positives) the debiased loss."""
     options = {"margin": NO_MARGIN, "stable": False, **problem.options}
     return package().MemoryEfficientQwen3Loss(**options)
 

@@ -1,26 +1,28 @@
-"""open_clip's losses on normalised features."""
+"""The losses of open_clip, on normalised features."""
 
 import torch
 from torch.nn.functional import normalize
 
-from fastsim.benchmark.baselines.baseline import Baseline, made
+from fastsim.benchmark.baselines.baseline import Baseline, with_library
 from fastsim.precision import compute_dtype
 
 
 def theirs():
+    """The module with the package's losses."""
     from fastsim.integrations.open_clip import peer
 
     return peer.losses()
 
 
 def drop_in():
+    """The module with fastsim's drop-in losses."""
     from fastsim.integrations import open_clip
 
     return open_clip
 
 
 def _scalar(problem, value):
-    """A learnt scalar as a trainer holds it: float32, for float64 features float64."""
+    """A learnt scalar as a trainer holds it: float32, or float64 for float64 features."""
     leaf = problem.leaves[0]
     dtype = compute_dtype(leaf)
     return torch.tensor(value, device=leaf.device, dtype=dtype)
@@ -40,4 +42,6 @@ def siglip(library, problem):
 
 _LOSSES = {"info_nce symmetric": symmetric_info_nce, "siglip": siglip}
 
-BASELINE = Baseline("open_clip", "open_clip", made(_LOSSES, theirs), drop_in=made(_LOSSES, drop_in))
+BASELINE = Baseline(
+    "open_clip", "open_clip", with_library(_LOSSES, theirs), drop_in=with_library(_LOSSES, drop_in)
+)

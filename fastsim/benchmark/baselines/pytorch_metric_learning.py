@@ -1,15 +1,17 @@
 """pytorch-metric-learning: NT-Xent between two views, SupCon and circle."""
 
-from fastsim.benchmark.baselines.baseline import Baseline, made
+from fastsim.benchmark.baselines.baseline import Baseline, with_library
 
 
 def theirs():
+    """The module with the package's losses."""
     from pytorch_metric_learning import losses
 
     return losses
 
 
 def drop_in():
+    """The module with fastsim's drop-in losses."""
     from fastsim.integrations.pytorch_metric_learning import losses
 
     return losses
@@ -32,10 +34,10 @@ def circle(library, problem):
 
 
 def _baseline(name, losses, **options):
-    replaced, losses = made(losses, drop_in), made(losses, theirs)
+    replaced, losses = with_library(losses, drop_in), with_library(losses, theirs)
     return Baseline(name, "pytorch_metric_learning", losses, drop_in=replaced, **options)
 
 
 BASELINE = _baseline("pytorch-metric-learning", {"sup_con": sup_con, "circle": circle})
-# Apart, as it takes O(N^3) time and memory.
+# A baseline of its own with a lower limit of N, as it takes O(N^3) time and memory.
 NT_XENT = _baseline("pytorch-metric-learning NT-Xent", {"info_nce": info_nce}, up_to=64)

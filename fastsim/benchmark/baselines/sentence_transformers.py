@@ -1,50 +1,54 @@
-"""sentence-transformers' losses on embeddings at hand, plain and cached (GradCache)."""
+"""The losses of sentence-transformers on given embeddings, plain and cached (GradCache)."""
 
 import functools
 
 import torch
 
-from fastsim.benchmark.baselines.baseline import Baseline, made
+from fastsim.benchmark.baselines.baseline import Baseline, with_library
 from fastsim.benchmark.cases import prefixes
 
-# Mini-batch of the cached loss: its default.
-MINI_BATCH = 32
+MINI_BATCH = 32  # the default of the cached loss
 
 
 def theirs():
+    """The module with the package's losses."""
     from sentence_transformers.sentence_transformer import losses
 
     return losses
 
 
 def drop_in():
+    """The module with fastsim's drop-in losses."""
     from fastsim.integrations import sentence_transformers
 
     return sentence_transformers
 
 
 def _loss(library, name, **options):
-    """A loss whose encoder does nothing."""
+    """A loss with an encoder that does nothing."""
     return getattr(library(), name)(torch.nn.Sequential(torch.nn.Identity()), **options)
 
 
-def _embedded(loss, labels=None):
+def _on_embeddings(loss, labels=None):
     return lambda *leaves: loss.compute_loss_from_embeddings(list(leaves), labels)
 
 
 def info_nce(library, problem):
     scale = 1 / problem.options["temperature"]
-    return _embedded(_loss(library, "MultipleNegativesRankingLoss", scale=scale))
+    return _on_embeddings(_loss(library, "MultipleNegativesRankingLoss", scale=scale))
 
 
 def info_nce_directions(library, problem):
     scale, directions = 1 / problem.options["temperature"], problem.options["directions"]
     name = "MultipleNegativesRankingLoss"
-    return _embedded(_loss(library, name, scale=scale, directions=directions))
+    return _on_embeddings(_loss(library, name, scale=scale, directions=directions))
 
 
-class Given(torch.nn.Module):
-    """Stands in for an encoder: features of that name are the embeddings, of `width` numbers."""
+class IdentityEncoder(torch.nn.Module):
+    """Stands in for an encoder: its embeddings are the features of that name.
+
+    width: that of the embeddings.
+    """
 
     device, max_seq_length = torch.device("cpu"), 64
 
@@ -68,7 +72,7 @@ class Given(torch.nn.Module):
 
 @functools.cache
 def _tokenizer():
-    """Any at all: losses with a guide compare those of the two encoders."""
+    """Some tokenizer: losses with a guide compare the tokenizers of the two encoders."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -77,7 +81,7 @@ def _tokenizer():
 
 def info_nce_prefixes(library, problem):
     scale, width = 1 / problem.options["temperature"], problem.leaves[0].shape[1]
-    encoder, losses = Given(width=width), library()
+    encoder, losses = IdentityEncoder(width=width), library()
     loss = losses.MultipleNegativesRankingLoss(encoder, scale=scale)
     loss = losses.MatryoshkaLoss(encoder, loss, list(prefixes(width)))
     return lambda *leaves: loss([{"embeddings": leaf} for leaf in leaves], None)
@@ -85,8 +89,8 @@ def info_nce_prefixes(library, problem):
 
 def guided_info_nce(library, problem):
     guides = problem.arguments
-    encoders = Given(), Given("guides")
-    names = ("contrast_anchors", "contrast_positives")  # its defaults compare these too
+    encoders = IdentityEncoder(), IdentityEncoder("guides")
+    names = ("contrast_anchors", "contrast_positives")  # by default the loss contrasts these too
     loss = library().GISTEmbedLoss(*encoders, **problem.options, **dict.fromkeys(names, False))
 
     def call(*leaves):
@@ -98,26 +102,26 @@ def guided_info_nce(library, problem):
 
 
 def cosent(library, problem):
-    # The scores in place of embeddings, and their similarity the scores themselves.
+    # The scores take the place of embeddings, and their similarity is the scores themselves.
     loss = _loss(library, "CoSENTLoss", similarity_fct=lambda s, _: s, **problem.options)
-    embedded = _embedded(loss, *problem.arguments)
+    embedded = _on_embeddings(loss, *problem.arguments)
     return lambda scores: embedded(scores, scores)
 
 
 def angle(library, problem):
-    return _embedded(_loss(library, "AnglELoss", **problem.options), *problem.arguments)
+    return _on_embeddings(_loss(library, "AnglELoss", **problem.options), *problem.arguments)
 
 
 def cosine_regression(library, problem):
-    return _embedded(_loss(library, "CosineSimilarityLoss"), *problem.arguments)
+    return _on_embeddings(_loss(library, "CosineSimilarityLoss"), *problem.arguments)
 
 
 def triplet_margin(library, problem):
-    return _embedded(_loss(library, "TripletLoss", triplet_margin=problem.options["margin"]))
+    return _on_embeddings(_loss(library, "TripletLoss", triplet_margin=problem.options["margin"]))
 
 
 class _Computed(torch.autograd.Function):
-    """A loss whose gradients are known when it is: what the cached loss hands to the encoder."""
+    """A loss with precomputed gradients, as the cached loss passes it to the encoder."""
 
     @staticmethod
     def forward(ctx, loss, grad_x, grad_y, x, y):
@@ -130,18 +134,18 @@ class _Computed(torch.autograd.Function):
 
 
 def cached_info_nce(library, problem):
-    """The loss stage alone, without the encoder's two passes."""
+    """The stage of the loss alone, without the two passes of the encoder."""
     name, scale = "CachedMultipleNegativesRankingLoss", 1 / problem.options["temperature"]
     loss = _loss(library, name, scale=scale, mini_batch_size=MINI_BATCH)
 
     def call(x, y):
-        wants = torch.is_grad_enabled()
+        needs_grad = torch.is_grad_enabled()
         parts = [
-            [part.detach().requires_grad_(wants) for part in side.split(MINI_BATCH)]
+            [part.detach().requires_grad_(needs_grad) for part in side.split(MINI_BATCH)]
             for side in (x, y)
         ]
-        value = loss.calculate_loss(parts, None, with_backward=wants)
-        if not wants:
+        value = loss.calculate_loss(parts, None, with_backward=needs_grad)
+        if not needs_grad:
             return value
         grads = (torch.cat([part.grad for part in side]) for side in parts)
         return _Computed.apply(value, *grads, x, y)
@@ -164,9 +168,9 @@ _CACHED = {"info_nce": cached_info_nce}
 
 
 def _baseline(name, losses, **options):
-    replaced = made(losses, drop_in)
+    replaced = with_library(losses, drop_in)
     return Baseline(
-        name, "sentence_transformers", made(losses, theirs), drop_in=replaced, **options
+        name, "sentence_transformers", with_library(losses, theirs), drop_in=replaced, **options
     )
 
 

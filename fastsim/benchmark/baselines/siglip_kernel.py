@@ -1,4 +1,4 @@
-"""siglip-kernel: SigLIP on a GPU without the N x N matrix, of pairs and of groups."""
+"""siglip-kernel: SigLIP of pairs and of groups, on a GPU without the N x N matrix."""
 
 import math
 
@@ -9,7 +9,7 @@ from fastsim.benchmark.baselines.baseline import Baseline, gpu_or_interpreted, i
 
 
 def _package():
-    if interpreted():  # the generation of the GPU, which it asks for when it is imported
+    if interpreted():  # the package reads the generation of the GPU when it is imported
         torch.cuda.get_device_capability = lambda device=None: (9, 0)
     import siglip_kernel
 
@@ -23,16 +23,16 @@ def _numbers(problem):
 
 
 def siglip(problem):
-    # By itself it takes kernels that the interpreter does not run.
+    # By default it uses kernels that the interpreter cannot run.
     options = {"backend": "chunked_bf16"} if interpreted() else {}
     loss, numbers = _package().fused_siglip_loss, _numbers(problem)
     return lambda x, y: loss(normalize(x, dim=1), normalize(y, dim=1), *numbers, **options)
 
 
 def grouped_siglip(problem):
-    """Its kernel of groups with a weight of 1 for every pair; by itself it weighs positives less.
+    """The package's kernel of groups, with weight 1 for every pair and the sum divided by N.
 
-    The sum is divided by N.
+    By default the package gives positives less weight.
     """
     _package()
     from siglip_kernel.fused_siglip_plus import FusedSigLIPPlus
@@ -40,16 +40,16 @@ def grouped_siglip(problem):
     numbers, ((rows, columns),) = _numbers(problem), problem.arguments
     ones = torch.ones(problem.rows, device=rows.device)
     share, soft_label, chunk_size = 0.5, False, 0
-    rest = rows, columns, ones, ones, share, share, soft_label, chunk_size, 1 / problem.rows
+    options = rows, columns, ones, ones, share, share, soft_label, chunk_size, 1 / problem.rows
 
     def call(x, y):
-        return FusedSigLIPPlus.apply(normalize(x, dim=1), normalize(y, dim=1), *numbers, *rest)
+        return FusedSigLIPPlus.apply(normalize(x, dim=1), normalize(y, dim=1), *numbers, *options)
 
     return call
 
 
 def weighed_siglip(problem):
-    """Its loss of groups as it is; it divides by all pairs, ours by rows."""
+    """The package's loss of groups, times M: it divides by all pairs, fastsim by the rows."""
     _package()
     from siglip_kernel import fused_siglip_plus_loss
 

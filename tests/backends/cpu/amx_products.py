@@ -8,7 +8,7 @@ import torch
 import fastsim
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
-from fastsim.backends.cpu.unmade import UnitRows
+from fastsim.backends.cpu.lazy_rows import LazyUnitRows
 from tests.allocations import allocations
 from tests.threads import assert_same_bits
 
@@ -123,13 +123,13 @@ def test_products_of_a_block_take_no_memory():
 @several_parts
 def test_a_guide_is_packed_in_memory_of_its_own(monkeypatch):
     """Unit rows that are made to be packed for every panel again."""
-    guide = UnitRows(torch.randn(300, 40))
+    guide = LazyUnitRows(torch.randn(300, 40))
     rows, (once, again) = guide[:90], torch.empty(2, 90, 300)
     amx.PackedColumns(guide).scores(rows, 0, once, False)
     monkeypatch.setattr(amx, "CACHED", 0)
     monkeypatch.setattr(amx, "DEPTH", 64)
     columns = amx.PackedColumns(guide)
-    assert not columns.once
+    assert not columns.packed_once
     assert not allocations(lambda: columns.scores(rows, 0, again, False))
     assert torch.equal(again, once)
 

@@ -50,7 +50,7 @@ def pairs():
         "dense": None,
         "negative_target": 0.0,
         "skip": "nothing",
-        "seen": doubles(ROWS, OPERATORS.observed()),
+        "row_metrics": doubles(ROWS, OPERATORS.row_metric_count()),
     }
 
 
@@ -84,7 +84,7 @@ def field(kernel, argument):
 def of_kernel(kernel):
     """The arguments of the operator of a kernel over pairs."""
     known = {"panel": floats(ROWS, COLUMNS), "row0": 0, "column0": 0} | pairs()
-    known["seen"] = known["seen"] if PAIRS_KERNELS[kernel] == "first_look" else None
+    known["row_metrics"] = known["row_metrics"] if PAIRS_KERNELS[kernel] == "first_look" else None
     return {a.name: known[a.name] if a.name in known else field(kernel, a) for a in schema(kernel)}
 
 
@@ -93,7 +93,7 @@ def of_sweep(kernel):
     given = of_kernel(kernel)
     del given["panel"]
     for name, value in given.items():
-        if isinstance(value, torch.Tensor) and name not in {*COMMON, "seen"}:
+        if isinstance(value, torch.Tensor) and name not in {*COMMON, "row_metrics"}:
             given[name] = value.repeat(WIDTHS, 1)
     sides = {
         side: [floats(count, WIDTH) for _ in range(WIDTHS)]
@@ -109,10 +109,17 @@ def of_sweep(kernel):
         )
     }
     flags = {"first_rows": True, "first_columns": True, "filled": False, "whole_rows": False}
-    return {"panels": floats(WIDTHS, 0, 0), **of_sides, **sides, **flags, **given, "seen": None}
+    return {
+        "panels": floats(WIDTHS, 0, 0),
+        **of_sides,
+        **sides,
+        **flags,
+        **given,
+        "row_metrics": None,
+    }
 
 
-def whole():
+def in_one_call():
     numbers = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, float("inf"), 0.0, 1.0, 0, 0, 1, 0, 0, 1]
     names = ["column_bias", "row_shift", "positive_weights", "weights"]
     sizes = COLUMNS, ROWS, ROWS, ROWS
@@ -134,7 +141,7 @@ def whole():
 
 
 def amx_loss():
-    given = whole() | dict.fromkeys(("parts", "score_grad_parts", "guide_parts"), 3)
+    given = in_one_call() | dict.fromkeys(("parts", "score_grad_parts", "guide_parts"), 3)
     del given["tall"]
     return given | {"factor_parts": 0, "stripe": 8192, "kept": 0}
 
@@ -170,7 +177,7 @@ def full_triplet():
         "x": floats(ROWS, WIDTH),
         "y": floats(COLUMNS, WIDTH),
         "positives": torch.arange(ROWS),
-        "seen": None,
+        "row_metrics": None,
         **{"semi_hard": False, "margin": 0.1, "parts": 0, "weights": floats(ROWS), "weight": 1.0},
         **{k: v for k, v in _written().items() if k != "parameters"},
     }
@@ -203,7 +210,7 @@ def group(count):
 
 
 SOURCE = Path(__file__).parents[3] / "csrc/cpu/kernels.inc"
-# By name: how each is shared out; what takes the first look at the scores has them seen too.
+# {kernel: how its work is divided}. A kernel of the kind "first_look" records the row metrics too.
 PAIRS_KERNELS = dict(re.findall(r"^PAIRS_KERNEL\((\w+), \w+, (\w+)", SOURCE.read_text(), re.M))
 N, M, D = ROWS, COLUMNS, WIDTH
 CALLS = {
@@ -268,14 +275,17 @@ CALLS = {
         **{"values": torch.arange(N), "among": torch.arange(M), "counts": torch.arange(N)},
     },
     "batch_totals": lambda: {
-        **{"seen": doubles(N, OPERATORS.observed()), "total": doubles(OPERATORS.totals())},
+        **{
+            "row_metrics": doubles(N, OPERATORS.row_metric_count()),
+            "total": doubles(OPERATORS.totals()),
+        },
         **{"x": None, "y": None},
     },
     "cosent": lambda: {
         **{"scores": floats(N), "labels": floats(N), "scale": 20.0},
         **{"loss": doubles(), "score_grad": floats(N)},
     },
-    "whole": whole,
+    "in_one_call": in_one_call,
     "further": further,
     "full_triplet": full_triplet,
     "max_sim": max_sim,

@@ -31,7 +31,7 @@ from tests.backends.cpu.operator_calls import (
 SAY_SIZES = {"x", "panel", "panels", "anchors", "scores", "values", "right", "y", "from", "among"}
 # No one knows how many of these there should be, or one less does too.
 FREE = {
-    *{("equal_counts", "among"), ("batch_totals", "seen"), ("further", "references")},
+    *{("equal_counts", "among"), ("batch_totals", "row_metrics"), ("further", "references")},
     *{("chosen_rows", "y"), ("pack_panels", "y")},
 }
 # What an error names in the place of another.
@@ -98,12 +98,20 @@ NO_COLUMNS = {
 }
 
 VALUES = [
-    ("whole", {"tall": 0}, "tall: wanted rows of a band, got 0"),
-    ("whole", {"positives": torch.full((N,), M)}, f"positives: wanted columns from 0 to {M - 1}"),
-    ("whole", {"positives": torch.full((N,), -1)}, f"positives: wanted .* to {M - 1}, got -1"),
-    ("whole", {"kind": "circle"} | NO_GROUPS, "wanted row_groups"),
-    ("whole", {"column_ids": None}, "row_ids, column_ids: wanted both or neither"),
-    ("whole", {"y": None, "totals": None}, "wanted"),
+    ("in_one_call", {"tall": 0}, "tall: wanted rows of a band, got 0"),
+    (
+        "in_one_call",
+        {"positives": torch.full((N,), M)},
+        f"positives: wanted columns from 0 to {M - 1}",
+    ),
+    (
+        "in_one_call",
+        {"positives": torch.full((N,), -1)},
+        f"positives: wanted .* to {M - 1}, got -1",
+    ),
+    ("in_one_call", {"kind": "circle"} | NO_GROUPS, "wanted row_groups"),
+    ("in_one_call", {"column_ids": None}, "row_ids, column_ids: wanted both or neither"),
+    ("in_one_call", {"y": None, "totals": None}, "wanted"),
     ("full_triplet", {"positives": torch.full((N,), 10**6)}, "positives: wanted .* got 1000000"),
     ("full_triplet", {"parts": 1, "total": doubles()}, "parts: wanted 0 for .* float64, got 1"),
     ("margins", {"positives": None}, "margins: wanted positives"),
@@ -136,7 +144,11 @@ VALUES = [
     ("packed_scores", {"packed": doubles(64, D)}, "packed: wanted"),
     ("sweep_sigmoid", {"y": [floats(M, D), floats(M, D + 1)]}, "wanted the widths of x"),
     ("sweep_sigmoid", {"x": [floats(N, D)]}, "x: wanted rows of each of 2 widths, got 1"),
-    ("sweep_sigmoid", {"seen": doubles(N, len(ROW_METRICS))}, "seen: wanted none in a sweep"),
+    (
+        "sweep_sigmoid",
+        {"row_metrics": doubles(N, len(ROW_METRICS))},
+        "row_metrics: wanted none in a sweep",
+    ),
 ]
 if "amx_loss" in CALLS:
     SYMMETRIC = CALLS["amx_loss"]()["numbers"]
@@ -188,11 +200,11 @@ def test_a_sweep_over_many_columns_finds_the_positive(kernel, monkeypatch):
 
 def test_a_derivative_by_scale_that_nobody_asks_for_is_zero():
     """The others are as ever."""
-    given, outputs = CALLS["whole"](), ("grad_x", "grad_y", "total", "parameters")
+    given, outputs = CALLS["in_one_call"](), ("grad_x", "grad_y", "total", "parameters")
     found = []
     for asked in (1, 0):
         written = {name: torch.full_like(given[name], torch.nan) for name in outputs}
-        run("whole", **given | written | {"numbers": [*given["numbers"][:-1], asked]})
+        run("in_one_call", **given | written | {"numbers": [*given["numbers"][:-1], asked]})
         found.append(written)
     wanted, unwanted = found
     assert wanted["parameters"][0] != 0
@@ -258,7 +270,9 @@ def none(*shape):
 
 # Operators of a size of zero: what is written, and what that is then.
 # What the losses of two sides have of rows, where there are none.
-NO_ROWS = dict.fromkeys((*COMMON, "seen", "row_shift", "positive_weights", "weights", "prior"))
+NO_ROWS = dict.fromkeys(
+    (*COMMON, "row_metrics", "row_shift", "positive_weights", "weights", "prior")
+)
 NO_ROWS |= dict.fromkeys(("guide_rows", "guide_columns", "factor_rows", "factor_columns", "totals"))
 
 EMPTY = [
@@ -310,7 +324,7 @@ EMPTY = [
         "loss",
     ),
     (
-        "whole",
+        "in_one_call",
         {
             **NO_ROWS,
             **{"x": none(0, D), "grad_x": none(0, D), "grad_y": none(M, D)},

@@ -9,7 +9,7 @@ import torch
 
 from fastsim.backends import get
 from fastsim.backends.cpu import amx, blas, one_call, sizes
-from fastsim.backends.cpu.unmade import BAND, UnitRows
+from fastsim.backends.cpu.lazy_rows import BAND, LazyUnitRows
 from tests.cases import BY_NAME, CASES
 from tests.losses.test_losses import compare, names
 from tests.seeds import fresh
@@ -50,12 +50,12 @@ def test_scores(made, add, products):
     """Of columns in the middle; of a guide in more than one part."""
     random = fresh(5)
     x, y = (torch.randn(n, 33, generator=random) for n in (29, BAND + 90))
-    first, rows = 17, UnitRows(x)[:]
-    columns = UnitRows(y) if made else UnitRows(y)[:]
+    first, rows = 17, LazyUnitRows(x)[:]
+    columns = LazyUnitRows(y) if made else LazyUnitRows(y)[:]
     panel = torch.randn(29, BAND + 40, generator=random)[:, : BAND + 31]
     kept = panel.double() if add else torch.zeros(29, BAND + 31)
     blas.scores(rows, columns, first, panel, add)
-    exact = rows.double() @ UnitRows(y)[first : first + BAND + 31].double().T + kept
+    exact = rows.double() @ LazyUnitRows(y)[first : first + BAND + 31].double().T + kept
     # 33 roundings of sums no larger than 1, and one of what they are added to.
     assert (panel - exact).abs().max() <= 34 * FLOAT32 * (1 + kept.abs().max())
     assert len(products) == (2 if made else 1)

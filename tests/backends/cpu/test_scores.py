@@ -5,8 +5,8 @@ import torch
 
 from fastsim.backends import get
 from fastsim.backends.cpu import amx
+from fastsim.backends.cpu.lazy_rows import BAND, LazyUnitRows
 from fastsim.backends.cpu.sizes import PAIRED
-from fastsim.backends.cpu.unmade import BAND, UnitRows
 from fastsim.backends.cpu.workspace import PACK_AGAIN, Columns, Workspace
 from tests.allocations import allocations
 from tests.seeds import fresh
@@ -60,7 +60,7 @@ def test_rows_made_unit_as_they_are_multiplied(size, dtype):
     backend = get("cpu")
     unit_x, unit_y = (backend.unit_rows(side)[0] for side in (x, y))
     lazy_x, lazy_y = (backend.scored_rows(side) for side in (x, y))
-    made, lazy = Columns(unit_y, again=False), Columns(lazy_y, again=False)
+    made, lazy = Columns(unit_y, repack=False), Columns(lazy_y, repack=False)
     for part in (slice(0, rows), slice(rows // 3, rows // 2 + 1)):
         panels = unit_x[part], lazy_x[part]
         assert torch.equal(*panels)
@@ -76,7 +76,7 @@ def test_rows_made_unit_as_they_are_multiplied(size, dtype):
 def test_more_rows_than_a_band(usable):
     x = rows_of(2 * BAND + 3, 5, dtype=torch.float32, seed=1)
     unit, inverse = get("cpu").unit_rows(x)
-    lazy = UnitRows(x)
+    lazy = LazyUnitRows(x)
     assert torch.equal(lazy[:], unit)
     assert torch.equal(lazy[BAND - 2 : BAND + 7], unit[BAND - 2 : BAND + 7])
     assert torch.equal(lazy.inverse, inverse)
@@ -87,7 +87,7 @@ def test_columns_that_are_transposed_or_spread():
     wide = rows_of(40, 2200, dtype=torch.float32, seed=2)
     for view in (wide.T, wide.T[::2], wide[:, ::2]):
         unit = get("cpu").unit_rows(view)[0]
-        lazy = UnitRows(view)
+        lazy = LazyUnitRows(view)
         panels = [torch.full((3, len(view)), torch.nan) for _ in range(2)]
         for rows, panel in zip((unit, lazy), panels, strict=True):
             Workspace(rows, 3, len(view)).fill(panel, rows, slice(1, 4), 0)

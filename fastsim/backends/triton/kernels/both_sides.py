@@ -27,13 +27,15 @@ def unit_rows_of_both_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """`unit_rows_kernel` for x (N, depth) and y (M, depth) or None; inverse norms (N + M,).
+    """`unit_rows_kernel` for x (N, depth), and for y (M, depth) unless it is None.
 
-    SCALED: the rows are scaled by powers of two; the rest of 1 / |x| follows from inverse norms.
+    inverse_ptr: (N + M,) receives the inverse norms of both.
+    SCALED: whether the rows are scaled by powers of two only. The rest of 1 / |x| is not stored, as
+        it follows from the inverse norms.
     """
     program = tl.program_id(0)
-    of_x = tl.cdiv(rows, ROWS)
-    if program < of_x:
+    programs_of_x = tl.cdiv(rows, ROWS)
+    if program < programs_of_x:
         unit_rows(
             program,
             x_ptr,
@@ -53,7 +55,7 @@ def unit_rows_of_both_kernel(
         )
     elif y_ptr is not None:
         unit_rows(
-            program - of_x,
+            program - programs_of_x,
             y_ptr,
             y_row_stride,
             y_column_stride,
@@ -98,16 +100,16 @@ def unit_rows_of_both_backward_kernel(
 ):
     """`unit_rows_backward_kernel` for both sides, from gradients (N, width) and (M, width).
 
-    The factor is grad * scale * weight / GAIN; each may be a number, a pointer to one, or None for
-    1. A side without memory for its gradient (None) is skipped.
+    Both are multiplied by grad * scale * weight / GAIN. Each of the first three may be a number, a
+    pointer to one, or None for 1. A side is skipped if it has no memory for its gradient (None).
     """
     factor = number_or(scale, 1.0) * number_or(weight, 1.0) * (1.0 / GAIN)
     factor *= number_or(grad_ptr, 1.0)
     program = tl.program_id(0)
-    of_x = 0
+    programs_of_x = 0
     if grad_x_ptr is not None:
-        of_x = tl.cdiv(rows, ROWS)
-        if program < of_x:
+        programs_of_x = tl.cdiv(rows, ROWS)
+        if program < programs_of_x:
             unit_rows_backward(
                 program,
                 grad_unit_x_ptr,
@@ -126,9 +128,9 @@ def unit_rows_of_both_backward_kernel(
                 BLOCK,
             )
     if grad_y_ptr is not None:  # noqa: SIM102 (decided when it is compiled)
-        if program >= of_x:
+        if program >= programs_of_x:
             unit_rows_backward(
-                program - of_x,
+                program - programs_of_x,
                 grad_unit_y_ptr,
                 width,
                 y_ptr,

@@ -1,20 +1,23 @@
-"""Scores kept in 16 bits from the forward pass for the score gradients, so computed only once.
+"""Scores that the forward pass keeps in 16 bits for the score gradients, so computed only once.
 
-For each row of a part of a tile, a maximum and a step are kept. Each score becomes a code: the
-whole number of steps by which it is below the maximum, or NO_PART for a pair that is left out, so
-that this is not decided twice. The maximum itself is restored exactly, so that a row with one
-candidate has a score gradient of exactly 0. Other scores are off by at most range / 2^17: 2^-16 if
-cosines go from -1 to 1, and a tenth of that for the few tenths that the scores of a row usually
-span. At a scale of 100 that changes an exponential by 2e-4, less than float16 rounds a score
-gradient. Dot products are not kept, as their range has no bound. Exponentials in float16 would also
-fit into 16 bits, but only for rows: an exponential that is nothing to its row may be the largest of
-its column.
+The forward pass writes a maximum and a step for each row of a part of a tile. Each score becomes a
+code: the whole number of steps by which it is below the maximum. The code of a pair that is left
+out is NO_PART, so that it is not decided twice which pairs these are.
 
-Costs and savings for each score: the forward pass writes 2 bytes and the score gradient pass reads
-2, and each moves 8 bytes of maximum and step for each part of a row (32 scores); 4.5 bytes in all.
-The codes lie in the memory of the score gradients. The saving is 2 D FLOP. On an H200 (4.3 TB/s,
-790 TFLOP/s of the library) this is 1.05 ps against 1.9 ps at D = 768, and break-even is D = 410, or
-less if a tile product is slower than the library. table.py says from which depth on it is done.
+The maximum itself is restored exactly, so that a row with one candidate has a score gradient of
+exactly 0. Other scores are off by at most range / 2^17. That is 2^-16 if cosines go from -1 to 1,
+and a tenth of it for the few tenths that the scores of a row usually span. At a scale of 100 such
+an error changes an exponential by 2e-4, which is less than the rounding of a score gradient to
+float16. Dot products are not kept, as their range has no bound. Exponentials in float16 would also
+fit into 16 bits, but they would serve rows only: an exponential that is negligible in its row may
+be the largest of its column.
+
+Costs for each score: the forward pass writes 2 bytes and the pass for score gradients reads 2.
+Each of them also moves 8 bytes of maximum and step for each part of a row (32 scores). That is 4.5
+bytes in all. The codes are in the memory of the score gradients. The saving is 2 D FLOP. On an H200
+(4.3 TB/s, 790 TFLOP/s of the library) the cost is 1.05 ps and the saving 1.9 ps at D = 768. Both
+are equal at D = 410, or less if a tile product is slower than the library. table.py says from which
+depth on scores are kept.
 """
 
 import triton
@@ -33,19 +36,22 @@ from fastsim.backends.triton.kernels.places import (
 
 STEPS = tl.constexpr(65534.0)
 NO_PART = tl.constexpr(65535)
-MIDDLE = tl.constexpr(32768)  # codes are stored less this, as signed integers
+MIDDLE = tl.constexpr(32768)  # subtracted from a code, which is stored as a signed integer
 
 
 @triton.jit
 def _place(row, local, in_rows, codes, stride):
-    """(pointers, mask) of the codes of some rows and columns of the block; rows are whole lines."""
+    """(pointers, mask) of the codes of some rows and columns of the block.
+
+    Each row of codes consists of whole lines.
+    """
     at = row.to(tl.int64)[:, None] * stride + local[None, :]
     return codes + at, in_rows[:, None] & (local < stride)[None, :]
 
 
 @triton.jit
 def keep(scores, row, local, in_rows, codes, stride, ranges, plane):
-    """Writes the codes of a tile of scores, and the maximum and step of its rows to `ranges`."""
+    """Writes the codes of a tile of scores, and the maxima and steps of its rows to `ranges`."""
     left_out = scores <= LEFT_OUT
     top = tl.max(scores, 1)
     present = tl.where(left_out, top[:, None], scores)
@@ -53,7 +59,7 @@ def keep(scores, row, local, in_rows, codes, stride, ranges, plane):
     tl.store(ranges, top, mask=in_rows)
     tl.store(ranges + plane, step, mask=in_rows)
     per_step = tl.where(step > 0, 1.0 / tl.where(step > 0, step, 1.0), 0.0)
-    # Rounded to the nearest: half a step is added, then it is truncated.
+    # The number of steps is rounded to the nearest: 0.5 is added, then the sum is truncated.
     steps = tl.minimum(tl.fma(top[:, None] - present, per_step[:, None], 0.5), STEPS).to(tl.int32)
     code = tl.where(left_out, NO_PART, steps) - MIDDLE
     place, inside = _place(row, local, in_rows, codes, stride)
@@ -62,7 +68,7 @@ def keep(scores, row, local, in_rows, codes, stride, ranges, plane):
 
 @triton.jit
 def recall(row, local, in_rows, codes, stride, ranges, plane):
-    """The scores of a tile, from their codes."""
+    """The scores of a tile, computed from their codes."""
     place, inside = _place(row, local, in_rows, codes, stride)
     code = tl.load(place, mask=inside, other=NO_PART - MIDDLE).to(tl.int32) + MIDDLE
     top = tl.load(ranges, mask=in_rows, other=0.0)
@@ -108,7 +114,10 @@ def kept_score_grads_kernel(
     WIDTH: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    """Writes score gradients over kept scores; tiles of COLUMNS have parts of WIDTH columns."""
+    """Writes score gradients over kept scores.
+
+    COLUMNS, WIDTH: the columns of a tile, and of a part of it, in the launch that kept the scores.
+    """
     height, across = row1 - row0, column1 - column0
     tiles = tl.cdiv(across, COLUMNS) * (COLUMNS // WIDTH)
     tile_row, place = tl.program_id(0) // tiles, tl.program_id(0) % tiles

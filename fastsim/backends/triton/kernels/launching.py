@@ -10,7 +10,8 @@ def run(kernel, grid, arguments, constants):
 
 def launch(kernel, grid, device, *arguments, **constants):
     """Runs the kernel on a device."""
-    # The epilogues write tl.fma where a product and a sum are rounded once; nothing else may be.
+    # Epilogues write tl.fma where a product and a sum have to be rounded once. No other product and
+    # sum may be fused.
     constants["enable_fp_fusion"] = False
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):

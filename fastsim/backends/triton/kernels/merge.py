@@ -1,4 +1,4 @@
-"""Merges the sums of exponentials of all tiles of a row or column, in one fixed order."""
+"""Merges the maxima and sums of exponentials of all tiles of a row or column, in a fixed order."""
 
 import triton
 import triton.language as tl
@@ -22,7 +22,10 @@ def merge_exponentials_kernel(
     TILES: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """(tiles, count) maxima and sums -> (count,); RUNNING: merged into those already there."""
+    """Merges maxima and sums of exponentials (tiles, count) into (count,).
+
+    RUNNING: whether the results already hold maxima and sums, which are merged too.
+    """
     scale = tl.load(scale_ptr) * LOG2_E
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count
@@ -35,12 +38,12 @@ def merge_exponentials_kernel(
     for start in range(0, tiles, TILES):
         tile = start + tl.arange(0, TILES)
         at = tile.to(tl.int64)[:, None] * count + entry[None, :]
-        here = (tile < tiles)[:, None] & inside[None, :]
-        tops = tl.load(tops_ptr + at, mask=here, other=LEFT_OUT)
-        sums = tl.load(sums_ptr + at, mask=here, other=0.0)
-        both = tl.maximum(top, tl.max(tops, 0))
-        grown = tl.sum(sums * tl.exp2(scale * (tops - both[None, :])), 0)
-        total = total * tl.exp2(scale * (top - both)) + grown
-        top = both
+        valid = (tile < tiles)[:, None] & inside[None, :]
+        tops = tl.load(tops_ptr + at, mask=valid, other=LEFT_OUT)
+        sums = tl.load(sums_ptr + at, mask=valid, other=0.0)
+        new_top = tl.maximum(top, tl.max(tops, 0))
+        added = tl.sum(sums * tl.exp2(scale * (tops - new_top[None, :])), 0)
+        total = total * tl.exp2(scale * (top - new_top)) + added
+        top = new_top
     tl.store(top_ptr + entry, top, mask=inside)
     tl.store(sum_ptr + entry, total, mask=inside)

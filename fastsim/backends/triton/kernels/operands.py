@@ -1,4 +1,4 @@
-"""Rows as operands of products: unit rows, rows scaled by powers of two, padding to lines."""
+"""The operands of products: unit rows, rows scaled by powers of two, rows padded to lines."""
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -11,7 +11,7 @@ from fastsim.backends.triton.kernels.table import LINE, architecture, operand_ki
 
 
 def tile_rows(x):
-    """`unit_rows`; as `ScaledRows` for 16-bit inputs."""
+    """(unit rows, inverse norms); the unit rows of 16-bit inputs are `ScaledRows`."""
     if x.dtype.itemsize != 2:
         return unit_rows(x, None)
     rest = x.new_empty(x.shape[0], dtype=torch.float32)
@@ -22,14 +22,15 @@ def tile_rows(x):
 def dot_rows(x):
     """`half_rows.dot_rows` for bfloat16 x, padded to whole lines."""
     rows, size = half_rows.dot_rows(x, padded)
-    if architecture(x.device) == "interpreter":  # it multiplies the bits of bfloat16
+    if architecture(x.device) == "interpreter":  # for bfloat16 it would multiply the bits
         rows.values = padded(x, torch.float32, LINE // x.itemsize)
     return rows, size
 
 
 def unit_rows(x, dtype, rest=None):
-    """(unit rows, inverse norms); operands (dtype None) are padded to whole lines.
+    """(unit rows, inverse norms) of x (N, D).
 
+    dtype: of the unit rows. None: they are operands, in the operands' dtype and padded to lines.
     rest: (N,) receives `ScaledRows.rest`; the rows are then scaled by powers of two. Or None.
     """
     rows, depth = x.shape
@@ -66,9 +67,9 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
     scaled: whether `grad_unit` is the gradient of `ScaledRows`.
     """
     rows, depth = x.shape
-    # The interpreter truncates float32 to bfloat16 instead of rounding.
-    written = torch.float32 if architecture(x.device) == "interpreter" else dtype
-    grad, dots = x.new_empty(x.shape, dtype=written), torch.empty_like(inverse)
+    # The interpreter truncates float32 to bfloat16 instead of rounding it.
+    grad_dtype = torch.float32 if architecture(x.device) == "interpreter" else dtype
+    grad, dots = x.new_empty(x.shape, dtype=grad_dtype), torch.empty_like(inverse)
     band, chunk = row_sizes(depth)
     launch(
         unit_rows_backward_kernel,
@@ -92,13 +93,16 @@ def unit_rows_backward(grad_unit, x, inverse, factor, dtype, *, scaled=False):
 
 
 def operand(unit, dtype):
-    """Unit rows of the compute type as operands for inputs of `dtype`, padded to whole lines."""
-    rounded = operand_kind(dtype, architecture(unit.device)) == "tf32"
-    return padded(to_tf32(unit) if rounded else unit, operand_dtype(dtype))
+    """Unit rows in the compute type -> operands for inputs of `dtype`, padded to whole lines."""
+    to_round = operand_kind(dtype, architecture(unit.device)) == "tf32"
+    return padded(to_tf32(unit) if to_round else unit, operand_dtype(dtype))
 
 
 def padded(rows, dtype=None, step=None):
-    """A copy of rows (N, D) in `dtype`, each padded with zeros to whole steps (default: lines)."""
+    """A copy of rows (N, D) in `dtype`, padded with zeros to whole steps of elements.
+
+    step: by default the elements of a line.
+    """
     dtype, depth = dtype or rows.dtype, rows.shape[1]
     step = step or LINE // dtype.itemsize
     out = rows.new_zeros(rows.shape[0], cdiv(depth, step) * step, dtype=dtype)
@@ -124,6 +128,6 @@ def row_sizes(width):
 
 
 def described(unit, rows, depth):
-    """A descriptor of padded unit rows, for tiles (rows, depth); it reads 0 past the last row."""
+    """A descriptor of padded unit rows that loads tiles (rows, depth), with 0 past the last row."""
     shape = [unit.shape[0], unit.stride(0)]
     return TensorDescriptor(unit, shape, [unit.stride(0), 1], [rows, depth])

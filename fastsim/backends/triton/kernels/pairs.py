@@ -1,8 +1,10 @@
-"""Which pairs of a tile are left out, and the targets of pairs, from indices, never from a mask.
+"""The pairs of a tile that are left out, and the targets of the others.
+
+Both follow from indices of rows and columns, never from a mask.
 
 `pairs` are the arguments of `tile_launches.pair_arguments`, in this order: positives, row_ids,
-column_ids, row_groups, column_groups, dense, its strides of rows and columns, offset. What a call
-does not need is None and costs nothing.
+column_ids, row_groups, column_groups, dense, the strides of its rows and columns, offset. An
+argument that a call does not need is None and costs nothing.
 """
 
 import triton
@@ -16,7 +18,7 @@ LEFT_OUT = tl.constexpr(EMPTY)
 
 @triton.jit
 def own_pairs(row_at, column, pairs):
-    """(BLOCK_M, BLOCK_N): whether the column is the row's positive."""
+    """For each pair of the tile, whether the column is the row's positive."""
     positives, _, _, _, _, _, _, _, _ = pairs
     if positives is None:
         return tl.zeros((row_at.shape[0], column.shape[0]), tl.int1)
@@ -36,17 +38,17 @@ def without_left_out(
     pairs,
     SKIP: tl.constexpr,  # noqa: N803
 ):
-    """The scores; LEFT_OUT if the pair is past an edge, skipped, or excluded by ids."""
+    """The scores, with LEFT_OUT for pairs past an edge, skipped by SKIP, or left out by ids."""
     _, row_ids, column_ids, _, _, _, _, _, offset = pairs
-    part = (row < row1)[:, None] & (column < column1)[None, :]
+    present = (row < row1)[:, None] & (column < column1)[None, :]
     if SKIP == "diagonal":
-        part = part & (row[:, None] + offset != column[None, :])
+        present = present & (row[:, None] + offset != column[None, :])
     if SKIP == "lower":
-        part = part & (column[None, :] > row[:, None] + offset)
+        present = present & (column[None, :] > row[:, None] + offset)
     if row_ids is not None:
         same = tl.load(row_ids + row_at)[:, None] == tl.load(column_ids + column_at)[None, :]
-        part = part & (own_pairs(row_at, column, pairs) | (same == 0))
-    return tl.where(part, scores, LEFT_OUT)
+        present = present & (own_pairs(row_at, column, pairs) | (same == 0))
+    return tl.where(present, scores, LEFT_OUT)
 
 
 @triton.jit
@@ -60,7 +62,10 @@ def all_take_part(
     COLUMNS: tl.constexpr,  # noqa: N803
     SKIP: tl.constexpr,  # noqa: N803
 ):
-    """Whether no pair of the ROWS x COLUMNS from (top, left) is past an edge or skipped."""
+    """Whether no pair of the tile is past an edge or skipped.
+
+    The tile has ROWS x COLUMNS pairs, the first of them (top, left).
+    """
     _, _, _, _, _, _, _, _, offset = pairs
     whole = (top + ROWS <= row1) & (left + COLUMNS <= column1)
     if SKIP != "nothing":
@@ -73,12 +78,12 @@ def all_take_part(
 
 @triton.jit
 def targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE: tl.constexpr):  # noqa: N803
-    """(BLOCK_M, BLOCK_N) float32 targets; whole: whether no pair lies past an edge."""
+    """The targets of the tile's pairs in float32. whole: whether no pair lies past an edge."""
     _, _, _, row_groups, column_groups, dense, dense_row, dense_column, _ = pairs
     if dense is not None:
         at = dense + row.to(tl.int64)[:, None] * dense_row
         at += column.to(tl.int64)[None, :] * dense_column
-        # Without a mask, several targets are read at a time.
+        # Without a mask, a load reads several targets at a time.
         if whole:
             target = tl.load(at)
         else:
@@ -107,7 +112,10 @@ def pairs_of(
     SKIP: tl.constexpr,  # noqa: N803
     NEGATIVE: tl.constexpr,  # noqa: N803
 ):
-    """(scores, LEFT_OUT for pairs left out, targets, whether the column is the row's positive)."""
+    """(scores, targets, whether the column is the row's positive) of the pairs of a tile.
+
+    The scores of pairs that are left out are LEFT_OUT. whole: see `targets`.
+    """
     _, row_ids, _, _, _, _, _, _, _ = pairs
     masked = whole == 0
     if row_ids is not None:

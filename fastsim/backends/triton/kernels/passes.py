@@ -1,4 +1,4 @@
-"""The passes of the engine as launches: the state of each kind of loss, and how it is merged."""
+"""The passes of the engine as launches, with the state of each kind of loss and its merge."""
 
 import torch
 
@@ -40,11 +40,12 @@ def forward(tile, unit_x, unit_y, sums=None):
 def fused_pass(tile, unit_x, unit_y, block, weights, panel):
     """The state of a block of whole rows; writes its score gradients to `panel`.
 
-    weights: those of the losses of the block, or None.
+    weights: the weights of the losses of the block's rows, or None.
 
-    The scores are computed once. Elementwise losses write score gradients in the forward pass;
-    others compute them from the scores that the forward pass keeps (kept.py). With a float32 panel,
-    or with rows so short that this is not faster, the scores are computed again instead.
+    The scores are computed once where that is possible. Elementwise losses write score gradients in
+    the forward pass. Other losses compute them from the scores that the forward pass keeps
+    (kept.py). With a float32 panel, or with rows so short that keeping is not faster, the scores
+    are computed again.
     """
     elementwise = tile.record.elementwise
     run = tile_launch(tile, unit_x, unit_y, score_grads=elementwise, keep=not elementwise)
@@ -148,7 +149,7 @@ class _LossForward:
 
 
 class _ContrastForward:
-    """Exponentials of the negatives; for multi_similarity also those of the positives."""
+    """Kinds that sum exponentials of the negatives; multi_similarity also sums the positives'."""
 
     def __init__(self, tile, run, columns):
         self.tile, self.columns = tile, slice(0, columns)
@@ -160,7 +161,7 @@ class _ContrastForward:
         self.rows.append([part.double() for part in self.sums(run, rows, **kept)])
 
     def sums(self, run, rows, **kept):
-        """Maximum and sum of exponentials of each row, of negatives and then of positives."""
+        """Maxima and sums of exponentials of each row's negatives, and then of its positives."""
         planes = run.row_partials(rows, self.columns, *(LEFT_OUT, 0.0) * (1 + self.both))
         run(rows, self.columns, contrast.contrast_forward, row_out=planes, **kept)
         merged = torch.empty_like(planes[:, 0])
@@ -188,7 +189,7 @@ class _MultiPositiveForward(_ContrastForward):
 
 
 class _DecoupledForward:
-    """Exponentials of the negatives, and the logit of the positive."""
+    """The decoupled loss: sums of exponentials of the negatives, and the positive's logit."""
 
     def __init__(self, tile, run, columns):
         self.tile, self.columns = tile, slice(0, columns)
@@ -274,7 +275,7 @@ def closest(pairs, semi_hard, unit_x, unit_y, ceilings=None):
 
 
 def hardest(pairs, offsets, x, y):
-    """The columns ((N,), (N,)) of each row's hardest positive and negative, -1 for none."""
+    """The columns ((N,), (N,)) of each row's hardest positive and negative, -1 if it has none."""
     run = Launch(pairs, x, y)
     columns = slice(0, y.shape[0])
     inputs = NO_INPUTS if offsets is None else EpilogueInputs(of_columns=offsets.float()[None])
@@ -287,9 +288,10 @@ def hardest(pairs, offsets, x, y):
 
 
 def _best_column(top, column):
-    """The column (N,) of the largest score of all tiles, the first among equals, -1 for none.
+    """The column (N,) of each row's largest score, the first among equals; -1 if it has no score.
 
-    top, column: (tiles, N) the largest score in each tile, and its column as the bits of float32.
+    top, column: (tiles, N) the largest score in each tile, and its column, an integer in the bits
+        of a float32.
     """
     column = column.view(torch.int32)
     best = top.amax(0)

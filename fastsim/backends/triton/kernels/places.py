@@ -1,4 +1,4 @@
-"""Loads and stores of a tile beside its operands."""
+"""Loads and stores of a tile, except the loads of its operands."""
 
 import triton
 import triton.language as tl
@@ -8,10 +8,11 @@ from fastsim.backends.triton.kernels.table import PANEL_LINE
 
 LINE = tl.constexpr(PANEL_LINE)
 
-# Arguments of the tile kernels: numbers that differ from batch to batch.
+# Arguments of the tile kernels that are numbers which differ from batch to batch.
 COUNTS = ["steps", "row0", "row1", "column0", "column1", "offset", "guide_steps"]
 COUNTS += ["level_count", "panel_lines"]
-# Slices of these begin at any element, and few elements are read.
+# Arguments that are pointers to vectors. The caller may pass slices that begin at any element, and
+# few of their elements are read.
 VECTORS = ["positives", "row_ids", "column_ids", "row_groups", "column_groups", "thresholds"]
 VECTORS += [
     "x_rest",
@@ -28,7 +29,7 @@ VECTORS += [
 
 @triton.jit
 def number(pointer):
-    """The number at a pointer; 0 for None."""
+    """The number at a pointer; 0 if it is None."""
     value = 0.0
     if pointer is not None:
         value = tl.load(pointer)
@@ -37,25 +38,26 @@ def number(pointer):
 
 @triton.jit
 def number_or(number, none):
-    """A number, or the number at a pointer as float32; `none` for None."""
+    """`number` itself, or as float32 the number that it points to; `none` if it is None."""
     if number is None:
         return none
     else:
-        given = core.to_tensor(number)  # in the interpreter it is still a Python number
-        if given.dtype.is_ptr():
-            return tl.load(given).to(tl.float32)
+        value = core.to_tensor(number)  # in the interpreter it is still a Python number
+        if value.dtype.is_ptr():
+            return tl.load(value).to(tl.float32)
         else:
-            return given
+            return value
 
 
 @triton.jit
 def rests(x_rest, y_rest, row_at, column_at):
+    """The factor of each score of a tile: the rest of its row times the rest of its column."""
     return tl.load(x_rest + row_at)[:, None] * tl.load(y_rest + column_at)[None, :]
 
 
 @triton.jit
 def coefficients(at, planes, count, COUNT: tl.constexpr, AXIS: tl.constexpr):  # noqa: N803
-    """COUNT vectors, one of each plane (count,) at the indices `at`, along an axis of the tile."""
+    """COUNT vectors along an axis of the tile: the elements `at` of each plane (count,)."""
     found = ()
     for plane in tl.static_range(COUNT):
         vector = tl.load(planes + plane * count.to(tl.int64) + at)
@@ -72,14 +74,14 @@ def store(out, values, count, place, at, inside, COUNT: tl.constexpr):  # noqa: 
 
 @triton.jit
 def store_positives(scores, own, row, row0, row1, begin, positives, out):
-    """Stores the score of each row with its positive, if that is in the tile from `begin` on.
+    """Stores the score of each row with its positive, if the tile has the positive's column.
 
-    A positive is in one tile, so that one program writes the row.
+    begin: the first column of the tile. A positive is in one tile, so one program writes the row.
     """
     in_rows = row < row1
     positive = tl.load(positives + row, mask=in_rows, other=-1)
-    here = (positive >= begin) & (positive < begin + scores.shape[1]) & in_rows
-    tl.store(out + row - row0, tl.sum(tl.where(own, scores, 0.0), 1), mask=here)
+    in_tile = (positive >= begin) & (positive < begin + scores.shape[1]) & in_rows
+    tl.store(out + row - row0, tl.sum(tl.where(own, scores, 0.0), 1), mask=in_tile)
 
 
 @triton.jit

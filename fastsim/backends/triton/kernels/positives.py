@@ -1,4 +1,4 @@
-"""The scores of positives, by the same products as the tiles."""
+"""The scores of positives, computed by the same products as the tiles."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,10 @@ def positives_kernel(
     PRECISION: tl.constexpr,  # noqa: N803
     SIZES: tl.constexpr,  # noqa: N803
 ):
-    """The score (rows,) of each row's positive, by the same products as the tiles."""
+    """Writes the score (rows,) of each row's positive.
+
+    A program multiplies some rows by their positives, and takes the diagonal of the product.
+    """
     start = tl.program_id(0) * SIZES.rows
     row, column = start + tl.arange(0, SIZES.rows), start + tl.arange(0, SIZES.columns)
     y_row = tl.load(positives + column, mask=column < rows, other=0)

@@ -6,18 +6,22 @@ import triton.language as tl
 
 @triton.jit
 def tile_of_program(rows, columns, GROUP: tl.constexpr):  # noqa: N803
-    """(row, column) of this program's tile; GROUP rows of tiles share the columns in cache."""
+    """(row, column) of this program's tile, counted in tiles.
+
+    Programs take bands of GROUP rows of tiles, column by column, so that those that run at the same
+    time share columns in the cache.
+    """
     program = tl.program_id(0)
-    in_band = GROUP * columns
-    first = program // in_band * GROUP
-    height = tl.minimum(rows - first, GROUP)
-    within = program % in_band
-    return first + within % height, within // height
+    tiles_of_band = GROUP * columns
+    first_row = program // tiles_of_band * GROUP
+    height = tl.minimum(rows - first_row, GROUP)
+    within = program % tiles_of_band
+    return first_row + within % height, within // height
 
 
 @triton.jit
 def product(x, y, x_row, y_row, steps, stride, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
-    """Scores of rows of x and y, read by pointers; unit rows are padded to whole steps in depth."""
+    """Scores of rows of x and y, read by pointers. The rows are padded to whole steps in depth."""
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
     k = tl.arange(0, SIZES.depth)
@@ -33,7 +37,7 @@ def product(x, y, x_row, y_row, steps, stride, PRECISION: tl.constexpr, SIZES: t
 
 @triton.jit
 def described_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
-    """Scores read by tensor descriptors; row, column: the first rows of x and of y."""
+    """Scores of the rows of x from `row` on and of y from `column` on, read by descriptors."""
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
     scores = tl.zeros((rows, columns), tl.float32)
@@ -44,7 +48,7 @@ def described_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: 
 
 @triton.jit
 def _halves(scores):
-    """The left and the right columns; they are in different registers, so nothing moves."""
+    """(left half, right half) of the columns, which are in different registers: nothing moves."""
     split: tl.constexpr = (scores.shape[0], 2, scores.shape[1] // 2)
     return tl.split(tl.trans(tl.reshape(scores, split), (0, 2, 1)))
 

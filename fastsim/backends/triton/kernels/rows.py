@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def rest_of(inverse):
-    """r in [0.5, 1) with inverse = r 2^e; 0 if inverse is 0."""
+    """The rest r in [0.5, 1) of an inverse norm r 2^e, e an integer; 0 if the inverse norm is 0."""
     bits = inverse.to(tl.int32, bitcast=True)
     rest = ((bits & 0x007FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
     return tl.where(inverse > 0, rest, inverse)
@@ -36,9 +36,9 @@ def unit_rows_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """x (N, depth) -> x / |x| in (N, width), zeros past depth, and 1 / |x|.
+    """Writes the unit rows (N, width) of x (N, depth), zeros past depth, and 1 / |x| (N,).
 
-    rest_ptr: (N,) the rest r of 1 / |x| = r 2^e, or None. With it the rows are 2^e x instead.
+    rest_ptr: (N,) receives the rest r of 1 / |x| = r 2^e; the rows written are then 2^e x. Or None.
     TF32: whether the rows are rounded to TF32.
     TINY: the smallest normal number. A row with a smaller norm gives zeros, inverse norm 0 and
         rest 0.
@@ -84,23 +84,23 @@ def unit_rows(
     in_rows = (row < rows)[:, None]
     x = x_ptr + row.to(tl.int64)[:, None] * row_stride
     # In float64: squares of float32 numbers may exceed the range of float32.
-    square = tl.zeros((ROWS,), tl.float64)
+    square_sum = tl.zeros((ROWS,), tl.float64)
     for start in range(0, depth, BLOCK):
         k = start + tl.arange(0, BLOCK)
         inside = in_rows & (k < depth)[None, :]
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
         value = value.to(tl.float32).to(tl.float64)
-        square += tl.sum(value * value, 1)
-    norm = tl.sqrt(square)
-    none = norm < TINY
-    inverse = tl.where(none, 0.0, 1.0 / tl.where(none, 1.0, norm)).to(tl.float32)
+        square_sum += tl.sum(value * value, 1)
+    norm = tl.sqrt(square_sum)
+    zero = norm < TINY
+    inverse = tl.where(zero, 0.0, 1.0 / tl.where(zero, 1.0, norm)).to(tl.float32)
     tl.store(inverse_ptr + row, inverse, mask=row < rows)
     factor = inverse
     if SCALED:
         rest = rest_of(inverse)
         if rest_ptr is not None:
             tl.store(rest_ptr + row, rest, mask=row < rows)
-        # Exact: the two differ by a power of two.
+        # The quotient is a power of two, and exact.
         factor = tl.where(inverse > 0, inverse / tl.where(inverse > 0, rest, 1.0), inverse)
     unit = unit_ptr + row.to(tl.int64)[:, None] * width
     for start in range(0, width, BLOCK):
@@ -130,9 +130,10 @@ def unit_rows_backward_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """dx = factor (g - (u . g) u) / |x| for g = dL/du and u = x / |x|; `dots` receives u . g.
+    """Writes dx = factor (g - (u . g) u) / |x|, where u = x / |x| and g = dL/du.
 
-    SCALED: whether the gradients read are g times the rest of 1 / |x| (`ScaledRows`).
+    dots_ptr: (N,) receives u . g.
+    SCALED: whether the gradients that are read are g times the rest of 1 / |x| (`ScaledRows`).
     """
     unit_rows_backward(
         tl.program_id(0),
@@ -175,27 +176,27 @@ def unit_rows_backward(
     in_rows = (row < rows)[:, None]
     x = x_ptr + row.to(tl.int64)[:, None] * row_stride
     flat = row.to(tl.int64)[:, None] * depth
-    given = grad_unit_ptr + row.to(tl.int64)[:, None] * grad_width
+    grad_unit = grad_unit_ptr + row.to(tl.int64)[:, None] * grad_width
     inverse = tl.load(inverse_ptr + row, mask=row < rows, other=0.0)
-    back = tl.full((ROWS,), 1.0, tl.float32)
+    rest_inverse = tl.full((ROWS,), 1.0, tl.float32)
     if SCALED:
-        back = 1.0 / tl.where(inverse > 0, rest_of(inverse), 1.0)
+        rest_inverse = 1.0 / tl.where(inverse > 0, rest_of(inverse), 1.0)
     dot = tl.zeros((ROWS,), tl.float64)
     for start in range(0, depth, BLOCK):
         k = start + tl.arange(0, BLOCK)
         inside = in_rows & (k < depth)[None, :]
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
-        grad = tl.load(given + k[None, :], mask=inside, other=0.0)
+        grad = tl.load(grad_unit + k[None, :], mask=inside, other=0.0)
         dot += tl.sum(value.to(tl.float32).to(tl.float64) * grad.to(tl.float64), 1)
-    along = (dot * (inverse * back)).to(tl.float32)
+    unit_dot = (dot * (inverse * rest_inverse)).to(tl.float32)
     if dots_ptr is not None:
-        tl.store(dots_ptr + row, along, mask=row < rows)
-    outer = (factor * inverse)[:, None]
-    pull = (along * inverse)[:, None]
+        tl.store(dots_ptr + row, unit_dot, mask=row < rows)
+    row_factor = (factor * inverse)[:, None]
+    unit_factor = (unit_dot * inverse)[:, None]
     for start in range(0, depth, BLOCK):
         k = start + tl.arange(0, BLOCK)
         inside = in_rows & (k < depth)[None, :]
         value = tl.load(x + k.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
-        grad = tl.load(given + k[None, :], mask=inside, other=0.0)
-        out = outer * (grad * back[:, None] - pull * value.to(tl.float32))
+        grad = tl.load(grad_unit + k[None, :], mask=inside, other=0.0)
+        out = row_factor * (grad * rest_inverse[:, None] - unit_factor * value.to(tl.float32))
         tl.store(grad_ptr + flat + k[None, :], out.to(grad_ptr.dtype.element_ty), mask=inside)

@@ -19,9 +19,9 @@ from fastsim.backends.triton.kernels.table import LINE, architecture
 from fastsim.backends.triton.kernels.whole import whole_columns_kernel, whole_kernel
 
 TINY = torch.finfo(torch.float32).tiny
-SCORES = 1024  # of a program: few enough that a small batch has programs for all multiprocessors
-OF_WARP = 256  # scores of a warp, 8 of a thread: few enough that registers leave room for 32 warps
-MOST_WARPS, OF_AMD = 32, 16  # of a program: 1,024 threads, 64 a warp on AMD
+SCORES = 1024  # of a program: so few that even a small batch has programs for all multiprocessors
+OF_WARP = 256  # scores of a warp, 8 of a thread: so few that there are registers for 32 warps
+MOST_WARPS, OF_AMD = 32, 16  # warps of a program at most: 1,024 threads, 64 a warp on AMD
 TALL, BAND = 128, 32  # rows and columns of a tile of `whole_columns_kernel`
 SMALLEST = 16  # columns of a tile
 LOSSES = {
@@ -44,7 +44,10 @@ class Sides(NamedTuple):
 
 
 def rows_of(x, y):
-    """The `Sides` of x (N, D) and y (M, D), or of x alone if y is None, padded to whole lines."""
+    """The `Sides` of x (N, D) and y (M, D), padded to whole lines.
+
+    y: None if x is compared with itself.
+    """
     (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
     dtype = operand_dtype(x.dtype)
     step = LINE // dtype.itemsize
@@ -53,14 +56,14 @@ def rows_of(x, y):
     unit_y = unit_x if y is None else x.new_empty((columns, width), dtype=dtype)
     inverse = x.new_empty(rows + columns, dtype=torch.float32)
     band, chunk = row_sizes(width)
-    of_y = (None, 0, 0) if y is None else (y, *y.stride())
+    y_arguments = (None, 0, 0) if y is None else (y, *y.stride())
     launch(
         unit_rows_of_both_kernel,
         (cdiv(rows, band) + cdiv(columns, band),),
         x.device,
         x,
         *x.stride(),
-        *of_y,
+        *y_arguments,
         unit_x,
         unit_y,
         inverse,
@@ -81,8 +84,8 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
     """Writes losses and score gradients from the products (N, M) float32 of the `Sides`.
 
     panel: (N, stride) receives `gain` times dL_i/dlogit_ij; or None.
-    of_rows: (losses (N,), sums (2, N) or None) receives the losses, and dL/dscale and dL/dbias of
-        each row, all times the weight, in float64.
+    of_rows: float64 tensors (losses (N,), sums (2, N) or None). They receive the losses, and
+        dL/dscale and dL/dbias of each row, all times the weight.
     numbers: scale, bias, weight.
     """
     rows, columns = products.shape
@@ -153,17 +156,17 @@ def _most_warps(device):
 def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, needs_grad, dtype):
     """(dL/dx, dL/dy) in `dtype`, None where not needed.
 
-    unit_grads: the products of the panel and `Sides`, still to be divided by `gain`.
+    unit_grads: the products of the panel with the `Sides`, which are not yet divided by `gain`.
     """
     (rows, depth), columns = x.shape, 0 if y is None else y.shape[0]
-    # The interpreter cuts float32 to bfloat16 instead of rounding it.
+    # The interpreter truncates float32 to bfloat16 instead of rounding it.
     if architecture(x.device) == "interpreter":
         dtype = torch.float32
     grad_x = x.new_empty(x.shape, dtype=dtype) if needs_grad[0] else None
     grad_y = x.new_empty(y.shape, dtype=dtype) if needs_grad[1] else None
     band, chunk = row_sizes(depth)
     programs = cdiv(rows, band) * needs_grad[0] + cdiv(columns, band) * needs_grad[1]
-    of_y = (None, 0, 0) if y is None else (y, *y.stride())
+    y_arguments = (None, 0, 0) if y is None else (y, *y.stride())
     launch(
         unit_rows_of_both_backward_kernel,
         (programs,),
@@ -172,7 +175,7 @@ def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, needs_g
         operands.unit_x.shape[1],
         x,
         *x.stride(),
-        *of_y,
+        *y_arguments,
         operands.inverse,
         grad,
         scale,

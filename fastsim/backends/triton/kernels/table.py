@@ -1,8 +1,8 @@
-"""Block sizes by architecture, operand and depth: a static table, so that no call tunes.
+"""Block sizes by architecture, operand and depth, in a static table: no call tunes sizes.
 
-The entries compile without spills, except for a few registers of some kernels on sm_90; there, wide
-parts were nevertheless faster on an H200. `python -m bench.compile_report` shows the registers of
-each kernel, `python -m bench.tune_triton` times other sizes.
+The entries compile without spills, except for a few registers of some kernels on sm_90, where wide
+parts were faster on an H200 in spite of these. `python -m bench.compile_report` shows the registers
+of each kernel, `python -m bench.tune_triton` times other sizes.
 """
 
 import functools
@@ -13,19 +13,19 @@ import torch
 from fastsim.precision import float32_products
 
 LINE = 128  # bytes: unit rows are padded to whole lines, which are also whole steps in depth
-PANEL_LINE = 64  # elements: rows of a panel are padded to whole lines, aligned for library products
+PANEL_LINE = 64  # elements: rows of a panel are whole lines, which are aligned for library products
 
 
 class BlockSizes(NamedTuple):
     """The sizes of a tile of scores, and how a program runs it.
 
-    rows, columns, depth: of the tile, and of a step of its product.
-    group: the rows of tiles that share columns in cache (`product.tile_of_program`).
-    width: the columns of the parts in which a light epilogue takes the tile; a heavy one takes
-        parts of half or a quarter of this width.
-    spare: from this number of features on it is faster to avoid a product: a fused pass keeps
-        scores in 16 bits instead of computing them again (`spare` of `kept_sizes`), and a forward
-        pass that compares x with itself takes half the tiles.
+    rows, columns: of the tile. depth: of one step of its product.
+    group: the rows of tiles that share columns in the cache (`product.tile_of_program`).
+    width: a light epilogue takes the tile in parts of this many columns, a heavy epilogue in parts
+        of half or a quarter as many.
+    spare: from this number of features on it is faster to avoid a product. A fused pass then keeps
+        scores in 16 bits instead of computing them again (`spare` of `kept_sizes`). A forward pass
+        that compares x with itself takes half the tiles.
     descriptors: whether operands are read by tensor descriptors (TMA), which sm_90 and later have.
     """
 
@@ -44,16 +44,17 @@ class BlockSizes(NamedTuple):
         return self._replace(warps=max(8, self.warps))
 
 
-# (architecture, kind of operand, depth bucket) -> block sizes, see `block_sizes`; "kept" instead of
-# the bucket, see `kept_sizes`. Those of float16 on sm_90 are the fastest that
+# {(architecture, kind of operand, depth bucket): sizes}, for `block_sizes`. Entries with "kept" in
+# the place of the bucket are for `kept_sizes`. The sizes of float16 on sm_90 are the fastest that
 # `python -m bench.tune_triton` found on an H200; the others are computed, not measured.
-# Full float32 products on NVIDIA have no tensor cores. With 32 sums for each thread there are
-# registers for two programs at a time, if operands are read by pointers: descriptors need more.
-# For float16 on NVIDIA two programs of four warps are resident, so that one multiplies while the
-# other runs its epilogue. Consumer cards have shared memory for two of 48 KB. On sm_100, whose
-# products keep the scores outside the registers, half the columns leave registers for two.
-# A launch that keeps scores runs one program of eight warps at a time. Up to `spare` features it
-# costs more than it saves.
+#
+# Full float32 products on NVIDIA use no tensor cores. With 32 sums for each thread there are
+# registers for two programs on a multiprocessor, if operands are read by pointers; descriptors need
+# more. For float16 on NVIDIA two programs of four warps are resident, so that one multiplies while
+# the other runs its epilogue. Consumer cards have shared memory for two programs of 48 KB. On
+# sm_100, whose products keep the scores outside the registers, half the columns leave registers for
+# two programs. A launch that keeps scores runs one program of eight warps at a time; with fewer
+# than `spare` features, to keep scores costs more than it saves.
 TABLE = {
     ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 64, 1280, True),
     ("sm_90", "float16", "kept"): BlockSizes(128, 256, 64, 8, 8, 3, 64, 512, True),
@@ -72,7 +73,8 @@ TABLE = {
     ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
     ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
 }
-# Consumer cards: 100 KB of shared memory for all blocks.
+# Architectures that take the entries of another. Those of sm_86 are for consumer cards, which have
+# 100 KB of shared memory for all programs of a multiprocessor.
 ALIKE = dict.fromkeys(("sm_87", "sm_89", "sm_120", "sm_121"), "sm_86") | {"sm_103": "sm_100"}
 SHALLOW = 256  # features: below, the epilogue outweighs the product
 
@@ -82,18 +84,18 @@ def bucket(depth):
 
 
 def operand_kind(dtype, architecture):
-    """The kind of unit rows: "float16", or for float32 rows "float32" or "tf32" as torch is set.
+    """The kind of operand: "float16", or for float32 rows "float32" or "tf32", as torch is set.
 
     Among AMD's GPUs only gfx942 multiplies TF32.
     """
     if dtype.itemsize == 2:
         return "float16"
-    without = architecture.startswith("gfx") and architecture != "gfx942"
-    return "float32" if without or float32_products("cuda") == "highest" else "tf32"
+    without_tf32 = architecture.startswith("gfx") and architecture != "gfx942"
+    return "float32" if without_tf32 or float32_products("cuda") == "highest" else "tf32"
 
 
 def block_sizes(architecture, operand, depth):
-    """The entry of the table; an unknown architecture takes that of the nearest known one."""
+    """The entry of the table. An unknown architecture takes the entry of the nearest known one."""
     architecture = _known(architecture, operand)
     deep = TABLE[architecture, operand, "deep"]
     return TABLE.get((architecture, operand, bucket(depth)), deep)

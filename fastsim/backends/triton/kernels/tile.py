@@ -1,27 +1,31 @@
 """The tile kernel: a product of unit rows with the epilogue of a loss on its accumulator.
 
-One source serves all passes. An epilogue (epilogues/) computes the partial results of the rows and
-columns of a tile, and its score gradients; the kernel stores those for which it has memory. Nothing
-is added atomically: each tile has its own place.
+One kernel serves all passes. An epilogue (epilogues/) computes the partial results of the rows and
+columns of a tile, and its score gradients. The kernel stores those for which the caller gives
+memory. Each tile writes to a place of its own, so nothing is added atomically.
 
-Arguments of all kernels here, in this order. An argument that a call does not need is None and
-costs nothing.
+The arguments of this kernel and of that in kept.py, in this order. An argument that a call does not
+need is None and costs nothing.
 
-x_rest, y_rest: `ScaledRows.rest` by global row and column. The score of unit rows is the product
-    times both. The score gradient is multiplied by both too, so that one panel serves the products
-    with x and with y: each needs the rest of its operand, and is divided by the other at the end.
-row0, row1, column0, column1: the block, rows [row0, row1) against columns [column0, column1). Pairs
-    are indexed by global row and column, all else by place in the block, n rows by m columns.
+x_rest, y_rest: `ScaledRows.rest`, indexed by the rows and columns of the whole matrix. The score of
+    two unit rows is the product of their operands times both rests. The score gradient is
+    multiplied by both rests too, so that one panel serves two products: the product with x needs
+    the rests of x, the product with y those of y. The rests of the other side are divided out of
+    each result at the end.
+row0, row1, column0, column1: the block, rows [row0, row1) against columns [column0, column1). The
+    vectors and the targets of pairs are indexed by the rows and columns of the whole matrix, all
+    others by the n rows and m columns of the block.
 positives ... offset, thresholds: the pairs, see fastsim/pairs/record.py.
-scale, bias, positive_scale: pointers, so that nothing waits for them.
+scale, bias, positive_scale: pointers, so that the host does not wait for the numbers.
 margin: a number.
-levels, level_count: (K,) and K, for CoSENT over a matrix. of_levels: (4, K), or (tiles, 4, K).
+levels, level_count: (K,) target values and K, for CoSENT over a matrix.
+of_levels: (4, K) numbers of the levels that the epilogue reads, or (tiles, 4, K) that it writes.
 of_rows, of_columns: (ROWS_IN, n) and (COLUMNS_IN, m) float32 coefficients.
-panel: (n, LINE panel_lines) score gradients, or codes of kept scores (kept.py). A row is whole
-    lines, so that stores masked by lines stay wide.
+panel: (n, LINE panel_lines) score gradients, or codes of kept scores (kept.py). A row consists of
+    whole lines, so that stores with a mask at the end of a line are still wide.
 ranges: (2, tiles, n) maxima and steps of kept scores.
 
-Numbers that differ from batch to batch are not specialised, so that a kernel is compiled once.
+The kernel is not specialised for numbers that differ from batch to batch, so it is compiled once.
 """
 
 import triton
@@ -104,17 +108,19 @@ def tile_kernel(
     """One tile of scores and its epilogue.
 
     x, y: (N, D) and (M, D) unit rows of `steps` steps in depth, as pointers or descriptors.
-    guide_x, guide_y: unit rows of the guide, of `guide_steps` steps of GUIDE_SIZES, which differ
-        from SIZES only in depth. None: `thresholds` are compared with the scores.
-    row_out: (ROWS_OUT, tiles, n) partial results of rows.
-    column_out: (COLUMNS_OUT, rows of tiles, m) partial results of columns.
+    guide_x, guide_y: the guide's unit rows, of `guide_steps` steps in depth. A pair is left out if
+        the guide's score exceeds the row's threshold. None: if the score itself exceeds it.
+    row_out: (ROWS_OUT, tiles, n) partial results by row.
+    column_out: (COLUMNS_OUT, rows of tiles, m) partial results by column.
     positive_out: (n,) the score of each row with its positive.
     NEGATIVE: the target of a pair of different groups.
+    GUIDE_SIZES: the sizes of the guide's product, which differ from SIZES only in depth.
     WIDTH: the epilogue takes the tile in parts of this many columns, each as a tile of its own, so
         that its values fit in registers beside the accumulator.
-    MIRRORED: x is y, and each pair is computed once. A tile above the diagonal serves its rows and,
-        transposed, its columns, whose places in row_out follow those of the rows. In a tile on the
-        diagonal, the parts below the diagonal are skipped: their mirror images cover them.
+    MIRRORED: x is y, and each pair is computed once. The epilogue takes a tile above the diagonal
+        twice: as it is, for its rows, and transposed, for its columns. In row_out the partial
+        results of the columns follow those of the rows. In a tile on the diagonal, the parts below
+        the diagonal are skipped: their mirror images cover them.
     """
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
@@ -136,7 +142,7 @@ def tile_kernel(
         offset,
     )
     row = top + tl.arange(0, rows)
-    # Past the edge, the last row again: loads need no mask, and these scores are left out.
+    # Past the edge the last row is read again, so that loads need no mask. Its scores are left out.
     row_at = tl.minimum(row, row1 - 1)
     y_row = tl.minimum(left + tl.arange(0, columns), column1 - 1)
     stride = steps * SIZES.depth
@@ -148,8 +154,9 @@ def tile_kernel(
     if thresholds is not None:
         threshold = tl.load(thresholds + row_at)[:, None]
         if guide_x is not None:
-            # Before the scores, so that only one bit of each pair of this product stays alive.
-            guided = product(
+            # The guide's product comes first, so that only one bit for each of its pairs stays in
+            # registers while the scores are computed.
+            guide_scores = product(
                 guide_x,
                 guide_y,
                 row_at,
@@ -159,7 +166,7 @@ def tile_kernel(
                 GUIDE_PRECISION,
                 GUIDE_SIZES,
             )
-            above = guided > threshold
+            above = guide_scores > threshold
     if SIZES.descriptors:
         scores = described_product(x, y, top, left, steps, PRECISION, SIZES)
     else:
@@ -184,7 +191,7 @@ def tile_kernel(
         column_at = tl.minimum(column, column1 - 1)
         begin = left + part * WIDTH
         place = tile_column * parts + part
-        # Not before the product: its loop needs the registers that masks would fill.
+        # Masks come after the product, whose loop needs the registers that they would fill.
         whole = all_take_part(top, begin, row1, column1, pairs, rows, WIDTH, SKIP)
         part_scores, target, own = pairs_of(
             split[part], row, column, row_at, column_at, whole, row1, column1, pairs, SKIP, NEGATIVE
@@ -198,10 +205,10 @@ def tile_kernel(
         if of_levels is not None and not writes:
             of_tile = (tile_row.to(tl.int64) * tiles + place) * 4 * level_count
             by_level = (levels, level_count, of_levels + of_tile)
-        take = True
+        upper = True
         if MIRRORED:
-            take = begin + WIDTH > top
-        if take:
+            upper = begin + WIDTH > top
+        if upper:
             if positive_out is not None:
                 store_positives(part_scores, own, row, row0, row1, begin, positives, positive_out)
             kept_of_rows, kept_of_columns, score_grads = EPILOGUE(

@@ -1,4 +1,4 @@
-"""The launches of one loss over the unit rows of x and y, and their memory."""
+"""The launches of one loss over the unit rows of x and y, and the memory for their results."""
 
 from typing import NamedTuple
 
@@ -25,11 +25,11 @@ KEPT_ROWS = 32  # of a program that turns kept scores into score gradients
 
 
 class EpilogueInputs(NamedTuple):
-    """The inputs of an epilogue beside the scores of a block.
+    """The inputs of an epilogue beside the scores of a block of n rows and m columns.
 
     of_rows, of_columns: (K, n) and (K, m) coefficients.
     levels: (K,) the target values of CoSENT over a matrix.
-    of_levels: (4, K) their coefficients, or (tiles, 4, K) memory for their partial results.
+    of_levels: (4, K) coefficients of the levels, or (tiles, 4, K) memory for partial results.
     """
 
     of_rows: torch.Tensor | None = None
@@ -57,10 +57,11 @@ class Launch:
     """The launches of one loss over the unit rows of x and y.
 
     heavy: how often the width of a tile's parts is halved, for epilogues with more work on a score.
-    keep: whether the scores should be kept.
-    keeps: whether they are kept: only cosines, and only if that is faster.
-    mirrored: whether a forward pass that compares x with itself takes only the tiles on and above
-        the diagonal, and reduces those above it both ways. It must have no state of columns.
+    keep: whether the caller wants to keep scores for the score gradients (kept.py).
+    keeps: whether they are kept. Only cosines are, and only where that is faster.
+    mirrored: whether a forward pass takes only the tiles on and above the diagonal, and reduces
+        those above it by row and by column. Then x has to be compared with itself, and the loss
+        has to have no state of columns.
     """
 
     mirrored = False
@@ -89,13 +90,15 @@ class Launch:
         self.guide_precision = guide_depth = None
         if pairs.guide is not None:
             rows, columns = pairs.guide.rows, pairs.guide.columns
-            # The rows of the guide may have another type; its thresholds come from products in it.
+            # The guide's rows may have another type than x. Its thresholds come from products of
+            # that type.
             guide_place, self.guide_precision = _product_of(rows)
             guide_depth = block_sizes(*guide_place).depth
             self.guide = (pairs.guide.thresholds, rows, columns, _steps(rows, guide_depth))
             # The product of the guide needs an accumulator too.
             sizes = sizes._replace(columns=sizes.columns // 2, width=sizes.width // 2)
-        # Each score needs registers for the address of its target, or for numbers of its level.
+        # With dense targets each score needs registers for the address of its target, with levels
+        # for the numbers of its level.
         if pairs.dense is not None or (tile is not None and tile.levels is not None):
             sizes = sizes.crowded()
         elif self.keeps and pairs.guide is None:
@@ -105,22 +108,22 @@ class Launch:
         self.width = max(sizes.width >> heavy, sizes.columns // PARTS)
 
     def grid(self, rows, columns):
-        """(rows, columns) of tiles over the two slices."""
+        """(rows, columns) of tiles of the block of two slices."""
         return (
             cdiv(rows.stop - rows.start, self.sizes.rows),
             cdiv(columns.stop - columns.start, self.sizes.columns),
         )
 
     def tiles(self, rows, columns):
-        """(rows, columns) of tiles, counting each part of a tile as the epilogues do."""
+        """(rows, columns) of tiles of the block, where each part of a tile counts as a tile."""
         tall, wide = self.grid(rows, columns)
         return tall, wide * (self.sizes.columns // self.width)
 
     def mirror(self, per_tile):
-        """Sets and returns `mirrored`: x is compared with itself, and half the tiles are faster.
+        """Sets `mirrored` if x is compared with itself and half the tiles are faster; returns it.
 
-        per_tile: bytes of partial results of a tile. As all rows are one band, those of both
-            directions have to fit into PARTIALS.
+        per_tile: bytes of partial results of a tile. All rows are one band then, so the partial
+            results of tiles and of transposed tiles have to fit into PARTIALS together.
         """
         everything = slice(0, self.unit_x.shape[0])
         tall, wide = self.tiles(everything, everything)
@@ -131,9 +134,9 @@ class Launch:
         return self.mirrored
 
     def row_partials(self, rows, columns, *fills):
-        """Memory for partial results of rows: a plane (tiles, n) float32 for each of `fills`.
+        """Memory for partial results by row: a plane (tiles, n) float32 for each of `fills`.
 
-        fills: the values at mirrored tiles, some of which write nothing.
+        fills: the values with which planes begin if tiles are mirrored, as some then write nothing.
         """
         tall, wide = self.tiles(rows, columns)
         shape = len(fills), wide + tall * self.mirrored, rows.stop - rows.start
@@ -144,7 +147,7 @@ class Launch:
         return partials
 
     def bands(self, per_tile):
-        """Slices of rows whose tiles have at most PARTIALS bytes of partial results.
+        """Slices of rows. The tiles of each have at most PARTIALS bytes of partial results.
 
         per_tile: bytes of partial results of a tile.
         """
@@ -168,8 +171,8 @@ class Launch:
         panel=None,
         ranges=None,
     ):
-        """One launch of the tile kernel over a block; its arguments are described there."""
-        # Codes of kept scores need more registers too.
+        """Launches the tile kernel over a block. tile.py describes its arguments."""
+        # The codes of kept scores need more registers too.
         sizes = self.sizes if ranges is None else self.sizes.crowded()
         operands = self.unit_x, self.unit_y
         if sizes.descriptors:
@@ -211,12 +214,12 @@ class Launch:
         )
 
     def ranges(self, rows, columns):
-        """Memory for the ranges of the scores of a block that are kept in 16 bits."""
+        """Memory for the maxima and steps with which the scores of a block are kept (kept.py)."""
         shape = 2, self.tiles(rows, columns)[1], rows.stop - rows.start
         return self.unit_x.new_empty(shape, dtype=torch.float32)
 
     def kept_score_grads(self, rows, columns, epilogue, *, inputs, panel, ranges):
-        """Score gradients from the scores that a forward pass over the same block has kept."""
+        """Writes score gradients from the scores that a forward pass over the block has kept."""
         launch(
             kept_score_grads_kernel,
             (cdiv(rows.stop - rows.start, KEPT_ROWS) * self.tiles(rows, columns)[1],),
@@ -239,9 +242,13 @@ class Launch:
         )
 
     def positive_scores(self):
-        """(N,) float32, by the same products as the tiles, so that a copy of a positive ties."""
+        """The score (N,) float32 of each row's positive.
+
+        It is computed by the same products as the tiles, so that a copy of a positive has the same
+        score.
+        """
         sizes, rows = self.sizes, self.unit_x.shape[0]
-        # A block holds the diagonal of its rows, so it has at least as many columns.
+        # A tile has to contain its diagonal, so it has at least as many columns as rows.
         sizes = sizes._replace(rows=min(sizes.rows, sizes.columns))
         out = self.unit_x.new_empty(rows, dtype=torch.float32)
         launch(
@@ -263,10 +270,10 @@ class Launch:
         return out
 
     def merge(self, tops, sums, top, total, *, running=False, positives=False):
-        """Merges (tiles, n) maxima and sums of exponentials into top and total (n,).
+        """Merges maxima `tops` and sums of exponentials `sums` (tiles, n) into top and total (n,).
 
-        running: whether these already hold a state, to be merged too. positives: whether the scale
-        is `positive_scale`.
+        running: whether top and total already hold a state, which is merged too.
+        positives: whether the scale is `positive_scale`.
         """
         tiles, count = tops.shape
         block = 64
@@ -289,21 +296,21 @@ class Launch:
 
 
 def _product_of(rows):
-    """(the arguments of `block_sizes` for products of unit rows, their precision in Triton)."""
+    """(the arguments of `block_sizes` for products of these unit rows, their Triton precision)."""
     arch = architecture(rows.device)
     kind = operand_kind(rows.dtype, arch)
     return (arch, kind, rows.stride(0)), "tf32" if kind == "tf32" else "ieee"
 
 
 def _steps(rows, depth):
-    """The steps in depth of a product of unit rows, which are padded to whole steps."""
+    """The number of steps of `depth` in a product of unit rows, which are padded to whole steps."""
     steps, rest = divmod(rows.stride(0), depth)
     assert rest == 0
     return steps
 
 
 def pair_arguments(pairs):
-    """The arguments of kernels for `Pairs`: its tensors, the strides of targets, the offset."""
+    """The arguments of kernels for `Pairs`: index tensors, dense targets, their strides, offset."""
     dense = pairs.dense
     strides = (0, 0) if dense is None else dense.stride()
     indices = pairs.tensors()[:-1]

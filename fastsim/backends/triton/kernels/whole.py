@@ -1,10 +1,11 @@
 """A small batch: losses and score gradients from the matrix of products.
 
-A library product has written the products of all rows. A program reads some rows once, with all
-columns, and writes their losses and score gradients. Arguments as in tile.py, and
+A library product has written the products of all rows with all columns. A program reads the
+products of a few rows once and writes the rows' losses and score gradients. The arguments are those
+of tile.py, and
 
-losses: (N,) the losses, times the weight.
-sums: (2, N) dL/dscale and dL/dbias of each row, times the weight; or None.
+losses: (N,) receives the losses, times the weight.
+sums: (2, N) receives dL/dscale and dL/dbias of each row, times the weight; or None.
 """
 
 import triton
@@ -54,8 +55,8 @@ def whole_kernel(
 
     products: (N, M) float32.
     inverse: (N + M,) inverse norms of x and y; (N,) if x is compared with itself (TOGETHER).
-    panel: (N, stride) receives GAIN times dL_i/dlogit_ij; may be the memory of the products, or
-        None.
+    panel: (N, stride) receives GAIN times dL_i/dlogit_ij. It may be in the memory of the products,
+        or None.
     of_columns: (3, M) the results of `whole_columns_kernel`, or None.
     SCALED: whether the products are those of `ScaledRows`.
     EPILOGUE, FLAG: a function of epilogues/whole.py, and its FLAG.
@@ -69,22 +70,22 @@ def whole_kernel(
         scores, row, column, row_at, column_at, False, rows, columns, pairs, SKIP, NEGATIVE
     )
     numbers = (number_or(scale, 1.0), number_or(bias, 0.0), margin)
-    found = ()
+    column_values = ()
     if of_columns is not None:
         top = tl.load(of_columns + column_at)[None, :]
         total = tl.load(of_columns + columns + column_at)[None, :]
-        found = (top, total, tl.load(of_columns + 2 * columns + column_at)[None, :])
-    loss, grads = EPILOGUE(scores, target, own, column, numbers, found, FLAG)
+        column_values = (top, total, tl.load(of_columns + 2 * columns + column_at)[None, :])
+    loss, grads = EPILOGUE(scores, target, own, column, numbers, column_values, FLAG)
     weight = number_or(weight, 1.0)
     tl.store(losses + row, (weight * loss).to(tl.float64), mask=row < rows)
     if sums is not None:
-        # A pair left out has gradient 0, and no score to multiply it by.
-        along = weight * tl.sum(
+        # A pair that is left out has the gradient 0, and no score to multiply it by.
+        scale_grad = weight * tl.sum(
             tl.where(grads == 0.0, 0.0, grads * less_margin(scores, own, margin)), 1
         )
-        tl.store(sums + row, along.to(tl.float64), mask=row < rows)
-        across = weight * tl.sum(grads, 1)
-        tl.store(sums + rows + row, across.to(tl.float64), mask=row < rows)
+        tl.store(sums + row, scale_grad.to(tl.float64), mask=row < rows)
+        bias_grad = weight * tl.sum(grads, 1)
+        tl.store(sums + rows + row, bias_grad.to(tl.float64), mask=row < rows)
     if panel is not None:
         # Every thread reads its products before another writes score gradients over them.
         tl.debug_barrier()
@@ -111,7 +112,7 @@ def whole_columns_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    """Writes of_columns (3, M): the maximum of each column, its sum of exponentials, and the number
+    """Writes of_columns (3, M): of each column the maximum, the sum of exponentials, and the number
     of rows whose positive it is.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -129,11 +130,11 @@ def whole_columns_kernel(
             scores, row, column, row_at, column_at, False, rows, columns, pairs, "nothing", 0.0
         )
         count += tl.sum(tl.where(own & (row < rows)[:, None], 1.0, 0.0), 0)
-        here, more = sum_exponentials(less_margin(scores, own, margin), number, 0)
-        both = tl.maximum(top, here)
-        total = total * tl.exp2((number * LOG2_E) * (top - both))
-        total += more * tl.exp2((number * LOG2_E) * (here - both))
-        top = both
+        part_top, part_total = sum_exponentials(less_margin(scores, own, margin), number, 0)
+        new_top = tl.maximum(top, part_top)
+        total = total * tl.exp2((number * LOG2_E) * (top - new_top))
+        total += part_total * tl.exp2((number * LOG2_E) * (part_top - new_top))
+        top = new_top
     inside = column < columns
     tl.store(of_columns + column, top, mask=inside)
     tl.store(of_columns + columns + column, total, mask=inside)
@@ -151,7 +152,7 @@ def _scores(
     SCALED: tl.constexpr,  # noqa: N803
     TOGETHER: tl.constexpr,  # noqa: N803
 ):
-    """(scores, the factors by which they differ from the products) of some rows and columns."""
+    """(the scores of some rows and columns, the factors by which the products were multiplied)."""
     at = row_at.to(tl.int64)[:, None] * columns + column_at[None, :]
     scores = tl.load(products + at)
     factor = 1.0

@@ -15,7 +15,7 @@ from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 @triton.jit
 def _sides(scores, target):
-    """The scores of negatives, and the negated scores of positives; LEFT_OUT at other pairs."""
+    """(scores of negatives, negated scores of positives), both LEFT_OUT at all other pairs."""
     own = target == 1.0
     positive = own & ((scores <= LEFT_OUT) == 0)
     return tl.where(own, LEFT_OUT, scores), tl.where(positive, -scores, LEFT_OUT)
@@ -63,7 +63,8 @@ def multi_similarity_score_grad(
 def _positive_terms(falling, scale, top, log_sum):
     """sigma(x), e^-|x| and max(x, 0) of each positive, 0 at other pairs.
 
-    x is the log-sum-exp of the negatives minus the positive's logit; its loss is softplus(x).
+    x is the log-sum-exp of the negatives minus the positive's logit. The positive's loss is
+    softplus(x).
     """
     x = tl.fma(top + falling, scale, log_sum)
     share, _, e = shares_and_exponential(x)

@@ -36,11 +36,13 @@ def sigmoid(
 @triton.jit
 def sigmoid_terms(scores, target, scale, bias):
     """(the sum of the losses of each row, dL/dz of each pair)."""
-    # A pair left out: its logit is about minus infinity and its target 0, so that all is 0.
+    # For a pair that is left out the logit is about minus infinity and the target 0, so that its
+    # loss and its gradient are 0.
     logit = tl.where(scores <= LEFT_OUT, LEFT_OUT, tl.fma(scores, scale, bias))
     wanted = taking_part(scores, tl.fma(target, 0.5, 0.5))
     share, complement, e = shares_and_exponential(logit)
-    # softplus(z) - wanted z = rest + log(1 + e^-|z|); a product sums the logarithms.
+    # The loss is softplus(z) - wanted z = rest + log(1 + e^-|z|). The logarithms are summed as the
+    # logarithm of a product.
     rest = tl.where(logit < 0, 0.0, logit) - wanted * logit
     # sigma(z) - wanted, written so that nothing cancels for positives.
     excess = (1.0 - wanted) * share - wanted * complement

@@ -8,7 +8,7 @@ from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 @triton.jit
 def _first_column(scores, top, column):
-    """The first column of each row with the score `top`; its bits as float32."""
+    """The first column in each row whose score is `top`, an integer in the bits of a float32."""
     first = tl.min(tl.where(scores == top[:, None], column[None, :], 2147483647), 1)
     return first.to(tl.float32, bitcast=True)
 
@@ -25,8 +25,11 @@ def closest_forward(
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
-    """Rows: the largest admitted score, and its column. of_rows: the ceiling, or empty."""
-    # A NaN is no candidate; it reaches the loss through the mean negative.
+    """Rows: the largest score that may be chosen, and its column.
+
+    of_rows: the largest score that each row may choose, or empty.
+    """
+    # A NaN is never chosen. It reaches the loss through the mean negative.
     admitted = (own == 0) & (scores == scores)
     if len(of_rows) == 1:
         admitted = admitted & (scores <= of_rows[0])
@@ -47,17 +50,17 @@ def hardest_forward(
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
-    """Rows: minus the lowest score in the group, the highest outside, each with its column.
+    """Rows: minus the lowest score in the row's group, its column, the highest outside, its column.
 
     of_columns: offsets that are subtracted from the scores, or empty.
     """
-    # A NaN is no candidate.
-    part = scores > LEFT_OUT
+    # A NaN is never chosen.
+    present = scores > LEFT_OUT
     if len(of_columns) == 1:
         scores -= of_columns[0]
-    positives = tl.where(part & (target == 1.0), -scores, LEFT_OUT)
+    positives = tl.where(present & (target == 1.0), -scores, LEFT_OUT)
     low = tl.max(positives, 1)
-    negatives = tl.where(part & (target != 1.0), scores, LEFT_OUT)
+    negatives = tl.where(present & (target != 1.0), scores, LEFT_OUT)
     high = tl.max(negatives, 1)
     low_column = _first_column(positives, low, column)
     return (low, low_column, high, _first_column(negatives, high, column)), (), ()

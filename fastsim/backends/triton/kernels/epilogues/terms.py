@@ -10,7 +10,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def taking_part(scores, values):
-    """The values, 0 for pairs that are left out; a pair with a NaN score is not."""
+    """The values, with 0 for pairs that are left out. A pair with a NaN score is not left out."""
     return tl.where(scores <= LEFT_OUT, 0.0, values)
 
 
@@ -18,9 +18,9 @@ def taking_part(scores, values):
 def sum_exponentials(scores, scale, AXIS: tl.constexpr):  # noqa: N803
     """(maximum score along the axis, sum of the exponentials relative to it)."""
     top = tl.max(scores, AXIS)
-    # If all pairs are left out, relative to 0, so that no exponential is 1.
-    below = tl.where(top <= LEFT_OUT, 0.0, top)
-    shares = tl.exp2((scale * LOG2_E) * (scores - tl.expand_dims(below, AXIS)))
+    # If all pairs are left out, exponentials are taken relative to 0, so that they are 0, not 1.
+    reference = tl.where(top <= LEFT_OUT, 0.0, top)
+    shares = tl.exp2((scale * LOG2_E) * (scores - tl.expand_dims(reference, AXIS)))
     return top, tl.sum(shares, AXIS)
 
 
@@ -32,7 +32,10 @@ def weighted_share(scores, scale, top, weight):
 
 @triton.jit
 def log_one_plus(e):
-    """log(1 + e), e >= 0, of small relative error down to 0: 2 artanh(e / (2 + e)) if e <= 1."""
+    """log(1 + e) for e >= 0, with a small relative error down to e = 0.
+
+    It is 2 artanh(e / (2 + e)), computed by a series if e <= 1.
+    """
     u = e / (2.0 + e)
     square = u * u
     series = tl.fma(square, 1.0 / 15.0, 1.0 / 13.0)
@@ -70,8 +73,8 @@ def sum_logs_one_plus(e):
 def shares_and_exponential(logit):
     """sigma(z), sigma(-z) and e^-|z|."""
     e = tl.exp2(tl.abs(logit) * -LOG2_E)
-    # 1 / (1 + e) as rsqrt squared: a division takes six instructions, for the ends of a range that
-    # 1 + e, in [1, 2], never reaches.
+    # 1 / (1 + e) is computed as rsqrt squared. A division takes six instructions, which serve the
+    # ends of the float32 range; 1 + e is in [1, 2].
     root = tl.rsqrt(1.0 + e)
     large = root * root
     small = e * large

@@ -1,4 +1,7 @@
-"""Unit rows that are computed when they are read, for rows that only a product of scores reads."""
+"""Unit rows that are computed whenever they are read.
+
+They serve operands that only a product of scores reads, and take no memory for all unit rows.
+"""
 
 import torch
 
@@ -7,10 +10,10 @@ from fastsim.precision import compute_dtype
 BAND = 1024  # rows whose norms are computed at a time
 
 
-class UnitRows:
-    """Unit rows of x (N, E), computed when they are read, with the bits of `CpuBackend.unit_rows`.
+class LazyUnitRows:
+    """Unit rows of x (N, E), computed whenever they are read, bit for bit `CpuBackend.unit_rows`.
 
-    dtype: that of the unit rows. inverse: (N,) 1 / norm, 0 for a zero row.
+    dtype: the dtype of the unit rows. inverse: (N,) inverse norms, 0 for a zero row.
     """
 
     def __init__(self, x):
@@ -29,12 +32,12 @@ class UnitRows:
         return self.make(rows, values.new_empty(values.shape, dtype=self.dtype))
 
     def make(self, rows, memory):
-        """The unit rows of a slice, written to the first rows of the memory."""
+        """The unit rows of the slice `rows`, written to the first rows of `memory`."""
         values, inverse = self.values[rows], self.inverse[rows]
         unit = memory[: len(values)]
         torch.ops.fastsim_cpu.unit_rows(values, unit, inverse)
         return unit
 
     def from_row(self, first):
-        """(x, inverse norms) from a row on."""
+        """(rows of x, inverse norms) from the row `first` on."""
         return self.values[first:], self.inverse[first:]

@@ -65,7 +65,7 @@ def test_the_numbers_of_long_rows(kind, columns, left_out, usable):
     pairs, roles = some_pairs(kind, 9, columns)
     seen, before = empty_row_metrics(9, scores.device), scores.clone()
     block = slice(0, 9), slice(0, columns)
-    torch.ops.fastsim_cpu.observe(scores, *pair_arguments(pairs, block, row_metrics=seen))
+    torch.ops.fastsim_cpu.record_metrics(scores, *pair_arguments(pairs, block, row_metrics=seen))
     assert torch.equal(scores, before)
     wanted = [counted(row, mine) for row, mine in zip(scores, roles, strict=True)]
     wanted = torch.tensor(wanted, dtype=torch.float64)

@@ -1,14 +1,15 @@
-"""The figures of one run, looked up: times, ratios with their spread, memory, errors."""
+"""Looks up the measurements of a run: times, ratios with their spread, memory."""
 
 BOTH = "forward + backward"
 
 
-class Found:
-    """Rows of a result file by what they are about.
+class Measurements:
+    """The rows of a result file, found by loss, implementation, N and width.
 
-    The best of the rounds is the time. Its spread is from the best to the worst of the repeats: the
-    best times of each process, or of each part of a run in one. That of a ratio is from the best of
-    the one to the worst of the other, and the other way round.
+    A time is the best of all rounds. Its repeats are the best times of each process, or of each
+    part of a run in one process; its spread is from the best to the worst repeat. The spread of a
+    ratio is from one implementation's best over the other's worst to its worst over the other's
+    best.
     """
 
     def __init__(self, about, rows):
@@ -26,7 +27,7 @@ class Found:
                 self.rates[row["rows"], row["width"]] = row["GFLOP/s"]
 
     def ours(self, loss, rows, width, which=BOTH):
-        """The first of fastsim's backends that was timed there, or None."""
+        """The name of fastsim's first backend that was timed there, or None."""
         for place in self.times:
             name = place[1]
             if name.startswith("fastsim ") and place == (loss, name, rows, width, which):
@@ -34,25 +35,24 @@ class Found:
         return None
 
     def best(self, loss, name, rows, width, which=BOTH):
-        """Milliseconds, or None."""
+        """The time in milliseconds, or None."""
         repeats = self.times.get((loss, name, rows, width, which))
         return min(repeats) if repeats else None
 
     def ratio(self, loss, name, other, rows, width, which=BOTH):
-        """How many times as long as `other` takes `name`: (value, least, most), or None."""
-        mine, theirs = (self.times.get((loss, n, rows, width, which)) for n in (name, other))
-        if not (mine and theirs):
+        """The time of `name` over that of `other`: (value, least, most), or None."""
+        times, base = (self.times.get((loss, n, rows, width, which)) for n in (name, other))
+        if not (times and base):
             return None
-        value = min(mine) / min(theirs)
-        return value, min(mine) / max(theirs), max(mine) / min(theirs)
+        return min(times) / min(base), min(times) / max(base), max(times) / min(base)
 
     def share(self, case, name, rows, width):
-        """Of the measured ceiling of the products, by the least work of the loss."""
+        """The rate of the loss's least work over the measured rate of its products, or None."""
         best, rate = self.best(case.name, name, rows, width), self.rates.get((rows, width))
         if best is None or rate is None or not case.products[1]:
             return None
         return case.flop(rows, width) / (1e6 * best) / rate
 
     def reason(self, measure, loss, name, rows, width):
-        """Why a figure is missing, "" if it never was asked for."""
+        """The reason why a figure is missing; "" if it was not to be measured."""
         return self.why.get((measure, loss, name, rows, width), "")

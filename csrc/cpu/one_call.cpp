@@ -1,0 +1,169 @@
+// One operator that computes a loss of the scores of two sides, and its gradient. Calls of
+// operators take most of a small batch's time, and this is a single call.
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "operators.h"
+#include "panel.h"
+#include "row_losses.h"
+#include "side.h"
+
+namespace fastsim {
+
+namespace {
+
+// Scores of the same pairs by other embeddings, a guide's or the factors of the targets, one band
+// of rows at a time.
+template <class T>
+class OtherPanel {
+ public:
+  OtherPanel(const Tensor& rows, const Tensor& columns, bool cosine, int64_t band_rows)
+      : rows_(rows, cosine), columns_(columns, cosine),
+        panel_(rows_, rows_.count, columns_, columns_.count, rows_.width, band_rows) {}
+
+  OtherScores<T> band(int64_t first) const {
+    const Block<T> b = panel_.band(first, {});
+    return {b.scores, b.stride};
+  }
+
+ private:
+  const Side<T> rows_, columns_;
+  const Panel<T> panel_;
+};
+
+// Computes the loss of the prefixes of `width` numbers, times `factor`, and its derivatives by
+// scale and bias. The derivative by scale is right only if there is a gradient. to_x (N, width) and
+// to_y (M, width) are set to the gradients; null: not wanted. Without y, to_x gets the sum of both
+// sides' gradients. band_rows: the number of rows whose scores are in memory at a time; a symmetric
+// loss needs the scores of all rows.
+template <class T>
+Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t width,
+                     double factor, T* to_x, T* to_y) {
+  const Optional& y = arguments.y;
+  const LossOptions& options = arguments.options;
+  // The unit rows may lie in to_x: the gradient of a band is written over its unit rows when
+  // nothing reads these any more. Without y the unit rows are the columns too, and every band reads
+  // them.
+  const Side<T> rows(arguments.x, width, options.cosine, options.cosine && y ? to_x : nullptr);
+  BatchMetrics<T> metrics(arguments.row_metrics, arguments.totals, rows.count, options.cosine);
+  metrics.add_row_potentials(rows);
+  std::optional<Side<T>> others;
+  if (y) others.emplace(*y, width, options.cosine, nullptr);
+  if (y) metrics.add_column_potentials(*others);
+  const Side<T>& columns = y ? *others : rows;
+  const Panel<T> panel(rows, rows.count, columns, columns.count, width, band_rows);
+  const int64_t row_count = rows.count, column_count = columns.count;
+  std::optional<OtherPanel<T>> targets, guide;
+  if (arguments.factor_rows) {
+    targets.emplace(*arguments.factor_rows, *arguments.factor_columns, options.factor_cosine,
+                    band_rows);
+  }
+  if (arguments.guide_rows) {
+    guide.emplace(*arguments.guide_rows, *arguments.guide_columns, true, band_rows);
+  }
+
+  Block<T> all{};
+  all.rows = row_count;
+  all.columns = column_count;
+  take_pairs(arguments.pairs, all);
+  check_positives(all);
+  STD_TORCH_CHECK(!options.symmetric || band_rows >= row_count,
+                  "fastsim: in_one_call: wanted all rows in a band");
+  const RowLosses<T> losses(arguments, all, factor, to_x || to_y);
+  Result result;
+  // Without rows there is no band, and to_y is written by the first band.
+  if (to_y && row_count == 0) std::fill_n(to_y, column_count * width, T(0));
+  for (int64_t first = 0; first < row_count; first += band_rows) {
+    const Block<T> b = panel.band(first, all);
+    result += losses(b, first, metrics.row_metrics(first),
+                     targets ? targets->band(first) : OtherScores<T>{},
+                     guide ? guide->band(first) : OtherScores<T>{});
+    // The products with the unit rows of the band come first: the gradient of the band may be
+    // written over them.
+    const T* band = rows + first * width;
+    if (to_y) multiply_panel<T>(b, band, width, to_y, true, first > 0);
+    if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
+    if (to_x) multiply_panel<T>(b, columns, width, to_x + first * width, false, !y);
+  }
+  // The sum over all pairs of score times score gradient. It follows from either side's gradient;
+  // without y, to_x holds both gradients and yields it twice.
+  double dot_sum = 0;
+  if (to_x) dot_sum = rows.finish(to_x, options.scale_grad && !to_y) / (y ? 1 : 2);
+  if (to_y) dot_sum = columns.finish(to_y, options.scale_grad);
+  metrics.write();
+  result.scale_score_grad += dot_sum / options.scale;
+  return result;
+}
+
+// Adds the matrix `from` (count, width) to the first columns of `to` (count, to_width).
+template <class T>
+void add_columns(const T* from, int64_t count, int64_t width, T* to, int64_t to_width) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t k = 0; k < width; ++k) to[i * to_width + k] += from[i * width + k];
+  }
+}
+
+// Sets `total` to the loss. With prefixes, it is the sum of the losses of the ascending prefixes;
+// the last prefix is the whole width. Sets grad_x (N, D) and grad_y (M, D), if they are given, in
+// the compute type, and `parameters` (2,) to the derivatives by scale and bias. tall: the rows of a
+// band. The other arguments are those of LossArguments.
+void in_one_call(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
+                 Optional row_groups, Optional column_groups, Optional dense, std::string skip,
+                 Optional row_metrics, std::string kind, std::vector<double> numbers,
+                 Optional guide_rows, Optional guide_columns, Optional column_bias,
+                 Optional row_shift, Optional factor_rows, Optional factor_columns, Optional prior,
+                 Optional positive_weights, Optional weights, int64_t tall, Optional grad_x,
+                 Optional grad_y, Tensor total, Optional parameters, Optional totals) {
+  const LossOptions options(numbers);
+  const LossArguments arguments{x, y,
+                                {positives, row_ids, column_ids, row_groups, column_groups, dense,
+                                 options.negative_target, skip, row_metrics},
+                                kind_of(kind), options, guide_rows, guide_columns, column_bias,
+                                row_shift, factor_rows, factor_columns, prior, positive_weights,
+                                weights, row_metrics, totals};
+  STD_TORCH_CHECK(tall > 0, "fastsim: tall: wanted rows of a band, got ", tall);
+  const int64_t full_width = x.size(1), prefixes = options.prefixes.size();
+  STD_TORCH_CHECK(
+      !prefixes || (options.prefixes.back().width == full_width && !row_metrics && !totals),
+      "fastsim: in_one_call: wanted the last prefix to have the full width, and no metrics");
+  STD_TORCH_CHECK(y || !grad_y, "fastsim: grad_y: wanted y too");
+  const int64_t rows = x.size(0), columns = y ? y->size(0) : 0;
+  if (y) check_matrix(*y, "y", columns, full_width);
+  check_sides(arguments, rows, y ? columns : rows);
+  with_type(total, "total", [&](auto type) {
+    using T = decltype(type);
+    T* const to_x = output<T>(grad_x, "grad_x", rows * full_width);
+    T* const to_y = output<T>(grad_y, "grad_y", columns * full_width);
+    T* const loss = output<T>(total, "total", 1);
+    double* const parameter_grads = output<double>(parameters, "parameters", 2);
+    // The widest prefix comes first: it sets the gradients, to which the others are added.
+    const double factor = prefixes ? options.prefixes.back().factor : 1;
+    Result result = loss_of_width<T>(arguments, tall, full_width, factor, to_x, to_y);
+    for (int64_t k = prefixes - 2; k >= 0; --k) {
+      const auto [width, factor] = options.prefixes[k];
+      const Scratch<T> memory((rows + columns) * width);
+      T* const prefix_to_x = to_x ? static_cast<T*>(memory) : nullptr;
+      T* const prefix_to_y = to_y ? memory + rows * width : nullptr;
+      result += loss_of_width<T>(arguments, tall, width, factor, prefix_to_x, prefix_to_y);
+      if (to_x) add_columns<T>(prefix_to_x, rows, width, to_x, full_width);
+      if (to_y) add_columns<T>(prefix_to_y, columns, width, to_y, full_width);
+    }
+    *loss = T(result.loss);
+    if (!parameter_grads) return;
+    parameter_grads[0] = options.scale_grad ? double(result.scale_score_grad) : 0;
+    parameter_grads[1] = double(result.bias_score_grad);
+  });
+}
+
+std::vector<Operator> operators() {
+  return {OPERATOR(in_one_call, "(Tensor x, Tensor? y, " LOSS_SCHEMA ", int tall, " RESULTS_SCHEMA
+                                ") -> ()")};
+}
+
+}  // namespace
+}  // namespace fastsim
+
+REGISTER_OPERATORS(fastsim::operators)
