@@ -196,15 +196,9 @@ bool takes_blocks(Kind kind) {
 // The arguments are those of `in_one_call` (one_call.cpp) and of `BandScores`. parts,
 // score_grad_parts, guide_parts, factor_parts: the bfloat16 parts of x and y, of score gradients,
 // of the guide's rows and of the factors. The last two are 0 for products of float32 numbers.
-void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional column_ids,
-              Optional row_groups, Optional column_groups, Optional dense, std::string skip,
-              Optional row_metrics, std::string kind, std::vector<double> numbers,
-              Optional guide_rows, Optional guide_columns, Optional column_bias, Optional row_shift,
-              Optional factor_rows, Optional factor_columns, Optional prior,
-              Optional positive_weights, Optional weights, int64_t parts, int64_t score_grad_parts,
+void amx_loss(Tensor x, Tensor y, LOSS_PARAMETERS, int64_t parts, int64_t score_grad_parts,
               int64_t guide_parts, int64_t factor_parts, int64_t stripe, int64_t kept,
-              Optional grad_x, Optional grad_y, Tensor total, Optional parameters,
-              Optional totals) {
+              RESULTS_PARAMETERS) {
   check_matrix(y, "y", y.size(0), x.size(1));
   float* const to_x = output<float>(grad_x, "grad_x", x.size(0) * x.size(1));
   float* const to_y = output<float>(grad_y, "grad_y", y.size(0) * y.size(1));
@@ -213,12 +207,7 @@ void amx_loss(Tensor x, Tensor y, Optional positives, Optional row_ids, Optional
   const LossOptions options(numbers);
   STD_TORCH_CHECK(options.prefixes.empty(), "fastsim: numbers: wanted no prefixes");
   const Optional others(y);
-  const LossArguments arguments{x, others,
-                                {positives, row_ids, column_ids, row_groups, column_groups, dense,
-                                 options.negative_target, skip, row_metrics},
-                                kind_of(kind), options, guide_rows, guide_columns, column_bias,
-                                row_shift, factor_rows, factor_columns, prior, positive_weights,
-                                weights, row_metrics, totals};
+  const LossArguments arguments LOSS_ARGUMENTS(x, others, options);
   check_sides(arguments, x.size(0), y.size(0));
   const SplitSide rows(x, check_parts(parts), options.cosine), columns(y, parts, options.cosine);
   const OtherBands targets(factor_rows, factor_columns, factor_parts, options.factor_cosine);

@@ -110,20 +110,9 @@ void add_columns(const T* from, int64_t count, int64_t width, T* to, int64_t to_
 // the last prefix is the whole width. Sets grad_x (N, D) and grad_y (M, D), if they are given, in
 // the compute type, and `parameters` (2,) to the derivatives by scale and bias. tall: the rows of a
 // band. The other arguments are those of LossArguments.
-void in_one_call(Tensor x, Optional y, Optional positives, Optional row_ids, Optional column_ids,
-                 Optional row_groups, Optional column_groups, Optional dense, std::string skip,
-                 Optional row_metrics, std::string kind, std::vector<double> numbers,
-                 Optional guide_rows, Optional guide_columns, Optional column_bias,
-                 Optional row_shift, Optional factor_rows, Optional factor_columns, Optional prior,
-                 Optional positive_weights, Optional weights, int64_t tall, Optional grad_x,
-                 Optional grad_y, Tensor total, Optional parameters, Optional totals) {
+void in_one_call(Tensor x, Optional y, LOSS_PARAMETERS, int64_t tall, RESULTS_PARAMETERS) {
   const LossOptions options(numbers);
-  const LossArguments arguments{x, y,
-                                {positives, row_ids, column_ids, row_groups, column_groups, dense,
-                                 options.negative_target, skip, row_metrics},
-                                kind_of(kind), options, guide_rows, guide_columns, column_bias,
-                                row_shift, factor_rows, factor_columns, prior, positive_weights,
-                                weights, row_metrics, totals};
+  const LossArguments arguments LOSS_ARGUMENTS(x, y, options);
   STD_TORCH_CHECK(tall > 0, "fastsim: tall: wanted rows of a band, got ", tall);
   const int64_t full_width = x.size(1), prefixes = options.prefixes.size();
   STD_TORCH_CHECK(

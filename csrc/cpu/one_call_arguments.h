@@ -64,14 +64,29 @@ struct LossArguments {
   const Optional &row_metrics, &totals;
 };
 
-// The schema of these arguments, except x and y.
+// The parameters of an operator for these arguments, except x and y; their schema; and the
+// LossArguments made of them.
+#define LOSS_PARAMETERS                                                                           \
+  Optional positives, Optional row_ids, Optional column_ids, Optional row_groups,                 \
+      Optional column_groups, Optional dense, std::string skip, Optional row_metrics,             \
+      std::string kind, std::vector<double> numbers, Optional guide_rows, Optional guide_columns, \
+      Optional column_bias, Optional row_shift, Optional factor_rows, Optional factor_columns,    \
+      Optional prior, Optional positive_weights, Optional weights
 #define LOSS_SCHEMA                                                                               \
   "Tensor? positives, Tensor? row_ids, Tensor? column_ids, Tensor? row_groups, "                  \
   "Tensor? column_groups, Tensor? dense, str skip, Tensor(row_metrics!)? row_metrics, str kind, " \
   "float[] numbers, Tensor? guide_rows, Tensor? guide_columns, Tensor? column_bias, "             \
   "Tensor? row_shift, Tensor? factor_rows, Tensor? factor_columns, Tensor? prior, "               \
   "Tensor? positive_weights, Tensor? weights"
-// The schema of the tensors that are written.
+#define LOSS_ARGUMENTS(x, y, options)                                                             \
+  {x, y,                                                                                          \
+   {positives, row_ids, column_ids, row_groups, column_groups, dense, options.negative_target,    \
+    skip, row_metrics},                                                                           \
+   kind_of(kind), options, guide_rows, guide_columns, column_bias, row_shift, factor_rows,        \
+   factor_columns, prior, positive_weights, weights, row_metrics, totals}
+// The tensors that an operator writes, and their schema.
+#define RESULTS_PARAMETERS                                                                        \
+  Optional grad_x, Optional grad_y, Tensor total, Optional parameters, Optional totals
 #define RESULTS_SCHEMA                                                                            \
   "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(total!) total, "                      \
   "Tensor(parameters!)? parameters, Tensor(totals!)? totals"

@@ -218,7 +218,7 @@ class PackedColumns:
 
     def scores(self, rows, first, panel, add):
         """Writes the scores of `rows` and the columns from `first` on to the panel; `add` adds them
-        instead. Returns False and does nothing if the rows are float32 and not finite.
+        instead. Returns False and does nothing if rows that are not `ScaledRows` are not finite.
         """
         left = rows, None, None
         if isinstance(rows, ScaledRows):

@@ -63,18 +63,20 @@ def test_the_numbers_of_long_rows(kind, columns, left_out, usable):
         chance = torch.rand(9, columns) < 3 / columns
         scores[chance if left_out == "few" else slice(2, 3)] = EMPTY
     pairs, roles = some_pairs(kind, 9, columns)
-    seen, before = empty_row_metrics(9, scores.device), scores.clone()
+    recorded, before = empty_row_metrics(9, scores.device), scores.clone()
     block = slice(0, 9), slice(0, columns)
-    torch.ops.fastsim_cpu.record_metrics(scores, *pair_arguments(pairs, block, row_metrics=seen))
+    torch.ops.fastsim_cpu.record_metrics(
+        scores, *pair_arguments(pairs, block, row_metrics=recorded)
+    )
     assert torch.equal(scores, before)
     wanted = [counted(row, mine) for row, mine in zip(scores, roles, strict=True)]
     wanted = torch.tensor(wanted, dtype=torch.float64)
     sums = [ROW_METRICS.index(f"{role}_sum") for role in ("negative", "positive")]
     exact = [k for k in range(len(ROW_METRICS)) if k not in sums]
-    assert torch.equal(seen[:, exact], wanted[:, exact])
+    assert torch.equal(recorded[:, exact], wanted[:, exact])
     # Of scores below 1, added up in float32 by parts, the parts in float64.
     rounding = columns * torch.finfo(torch.float32).eps
-    assert (seen[:, sums] - wanted[:, sums]).abs().max() <= rounding
+    assert (recorded[:, sums] - wanted[:, sums]).abs().max() <= rounding
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -82,14 +84,14 @@ def test_the_numbers_of_long_rows(kind, columns, left_out, usable):
 def test_one_operator_adds_up_the_same(rows, columns, dtype, usable):
     """The totals of the compiled backend against those of torch's operators."""
     usable("cpu")
-    seen = torch.randn(rows, len(ROW_METRICS), dtype=torch.float64)
-    seen[:, MAXIMA:] = torch.randint(0, 3, (rows, len(ROW_METRICS) - MAXIMA))
+    recorded = torch.randn(rows, len(ROW_METRICS), dtype=torch.float64)
+    recorded[:, MAXIMA:] = torch.randint(0, 3, (rows, len(ROW_METRICS) - MAXIMA))
     width = 19
     x = torch.randn(rows, 2 * width).to(dtype)[:, ::2]
     y = None if columns is None else torch.randn(columns, width).to(dtype)
     for sides in ((x, y), (None, None)):
-        found = dict(zip(TOTALS, get("cpu").batch_totals(seen, *sides).tolist(), strict=True))
-        wanted = totals(seen, *sides, get("torch").paired_cosines)
+        found = dict(zip(TOTALS, get("cpu").batch_totals(recorded, *sides).tolist(), strict=True))
+        wanted = totals(recorded, *sides, get("torch").paired_cosines)
         wanted = dict(zip(TOTALS, wanted.tolist(), strict=True))
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
