@@ -96,7 +96,8 @@ class OwnNegatives {
       for (int64_t i = begin; i < end; ++i) {
         const T* row_negatives = negatives_ + i * per_row_ * width;
         kernels().of<T>().multiply_rows(b.scores + i * b.stride, b.stride, per_row_,
-                                        row_negatives, width, grad + i * width, true, {0, 1});
+                                        row_negatives, nullptr, width, grad + i * width, true,
+                                        {0, 1});
       }
     });
   }

@@ -22,7 +22,8 @@ class OtherPanel {
  public:
   OtherPanel(const Tensor& rows, const Tensor& columns, bool cosine, int64_t band_rows)
       : rows_(rows, cosine), columns_(columns, cosine),
-        panel_(rows_, rows_.count, columns_, columns_.count, rows_.width, band_rows) {}
+        panel_(rows_, rows_.count, columns_, columns_.factors(), columns_.count, rows_.width,
+               band_rows) {}
 
   OtherScores<T> band(int64_t first) const {
     const Block<T> b = panel_.band(first, {});
@@ -51,10 +52,17 @@ Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t 
   BatchMetrics<T> metrics(arguments.row_metrics, arguments.totals, rows.count, options.cosine);
   metrics.add_row_potentials(rows);
   std::optional<Side<T>> others;
-  if (y) others.emplace(*y, width, options.cosine, nullptr);
+  if (y) {
+    // Many columns are packed for each band, and multiplied by their inverse norms meanwhile. The
+    // metrics read unit rows.
+    const bool lazy = band_rows < rows.count && !arguments.totals &&
+                      !Panel<T>::pack_once_pays(y->size(0), width);
+    others.emplace(*y, width, options.cosine, nullptr, lazy);
+  }
   if (y) metrics.add_column_potentials(*others);
   const Side<T>& columns = y ? *others : rows;
-  const Panel<T> panel(rows, rows.count, columns, columns.count, width, band_rows);
+  const Panel<T> panel(rows, rows.count, columns, columns.factors(), columns.count, width,
+                       band_rows);
   const int64_t row_count = rows.count, column_count = columns.count;
   std::optional<OtherPanel<T>> targets, guide;
   if (arguments.factor_rows) {
@@ -86,7 +94,9 @@ Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t 
     const T* band = rows + first * width;
     if (to_y) multiply_panel<T>(b, band, width, to_y, true, first > 0);
     if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
-    if (to_x) multiply_panel<T>(b, columns, width, to_x + first * width, false, !y);
+    if (to_x) {
+      multiply_panel<T>(b, columns, width, to_x + first * width, false, !y, columns.factors());
+    }
   }
   // The sum over all pairs of score times score gradient. It follows from either side's gradient;
   // without y, to_x holds both gradients and yields it twice.

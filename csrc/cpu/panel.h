@@ -10,13 +10,22 @@ namespace fastsim {
 template <class T>
 class Panel {
  public:
-  // x (rows, width) and y (columns, width) may be the same rows. band_rows: the rows of a band.
-  Panel(const T* x, int64_t rows, const T* y, int64_t columns, int64_t width, int64_t band_rows)
-      : x_(x), y_(y), rows_(rows), columns_(columns), width_(width),
+  // x (rows, width) and y (columns, width) may be the same rows. factors: what the rows of y are
+  // multiplied by, (columns,), or null. band_rows: the rows of a band.
+  Panel(const T* x, int64_t rows, const T* y, const T* factors, int64_t columns, int64_t width,
+        int64_t band_rows)
+      : x_(x), y_(y), factors_(factors), rows_(rows), columns_(columns), width_(width),
         band_rows_(std::min(rows, band_rows)),
-        packs_once_(band_rows_ < rows && pack_once_pays()),
+        packs_once_(!factors && band_rows_ < rows && pack_once_pays(columns, width)),
         packed_(packs_once_ ? packed_rows<T>(columns) * width : 0), memory_(band_rows_ * stride()) {
     if (packs_once_) pack<T>(y, columns, width, packed_);
+  }
+
+  // Whether packing y (columns, width) once for all bands is faster than packing it again for each
+  // band: the packed columns are still in a near cache when the next band needs them.
+  static bool pack_once_pays(int64_t columns, int64_t width) {
+    constexpr int64_t kCached = 4 << 20;
+    return columns * width * int64_t(sizeof(T)) <= kCached;
   }
 
   // Computes the scores of the band whose first row is `first`. all_pairs: what decides the roles
@@ -31,27 +40,16 @@ class Panel {
     if (packs_once_) {
       fill_scores<T>(x, width_, packed_, b);
     } else {
-      fill_scores<T>(x, width_, {y_, kDtypeOf<T>, width_, 1}, nullptr, b, false);
+      fill_scores<T>(x, width_, {y_, kDtypeOf<T>, width_, 1}, factors_, b, false);
     }
     return b;
   }
 
  private:
-  // The number of rows of a band from which on packing the columns again for each band takes next
-  // to no time compared with the product (PACK_AGAIN in fastsim/backends/cpu/workspace.py).
-  static constexpr int64_t kPackAgain = 240;
-  // The most bytes of packed columns that are still in a near cache when the next band needs them.
-  static constexpr int64_t kCached = 4 << 20;
-
-  // Whether to pack the columns once for all bands.
-  bool pack_once_pays() const {
-    return band_rows_ < kPackAgain || columns_ * width_ * int64_t(sizeof(T)) <= kCached;
-  }
-
   // No power of two: rows a power of two apart would share few cache sets.
   int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
 
-  const T *x_, *y_;
+  const T *x_, *y_, *factors_;
   const int64_t rows_, columns_, width_, band_rows_;
   const bool packs_once_;
   const Scratch<T> packed_, memory_;

@@ -10,6 +10,14 @@
 
 namespace fastsim {
 
+// Writes 1 / |x| of each row, which has the type T, to `inverse`: 0 for a row that counts as zero.
+template <class T>
+void make_inverse_norms(const Matrix& x, int64_t rows, int64_t width, T* inverse) {
+  over(rows, width, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().inverse_norms(x, width, inverse, begin, end);
+  });
+}
+
 // Writes x / |x| of each row to `unit`, and 1 / |x| to `inverse`: 0 for a row that counts as zero.
 template <class T>
 void make_unit_rows(const Matrix& x, int64_t rows, int64_t width, T* unit, T* inverse) {
@@ -115,16 +123,20 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
 // that is multiplied next.
 constexpr int64_t kTilesOfRows = 8;
 
-// out (+)= panel right, or with `transposed` panel^T right.
+// out (+)= panel right, or with `transposed` panel^T right. With `inverse`, which needs
+// `transposed` to be false, each row of `right` is first multiplied by its inverse norm.
 template <class T>
 void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bool transposed,
-                    bool add) {
+                    bool add, const T* inverse = nullptr) {
   const auto& k = kernels().of<T>();
   const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
   if (depth == 0 && !add) std::fill_n(out, count * width, T(0));  // the kernels write nothing then
-  const auto run = transposed ? k.multiply_columns : k.multiply_rows;
   const auto multiply = [&](Range share) {
-    run(b.scores, b.stride, depth, right, width, out, add, share);
+    if (transposed) {
+      k.multiply_columns(b.scores, b.stride, depth, right, width, out, add, share);
+    } else {
+      k.multiply_rows(b.scores, b.stride, depth, right, inverse, width, out, add, share);
+    }
   };
   over_tiles(count, depth * width, multiply, transposed ? 1 : kTilesOfRows);
 }

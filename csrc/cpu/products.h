@@ -60,12 +60,20 @@ FASTSIM_INLINE void prefetch_rows(const L2Rows<T>& l2_rows, int64_t begin, int64
 constexpr bool packing_pays(int64_t rows) { return kRowFitsLine && rows >= 10 * kTileRows; }
 
 // Packs a block b (depth, columns) of the right operand, with rows `b_step` apart, into the
-// contiguous `packed` (depth, padded). The columns after `columns` are zeros.
+// contiguous `packed` (depth, padded). The columns after `columns` are zeros. If `factors` (depth,)
+// are given, each row is multiplied by its factor.
 template <class T>
-void pack_block(const T* b, int64_t b_step, int64_t columns, int64_t padded, int64_t depth,
-                T* packed) {
+void pack_block(const T* b, int64_t b_step, const T* factors, int64_t columns, int64_t padded,
+                int64_t depth, T* packed) {
   for (int64_t k = 0; k < depth; ++k, b += b_step, packed += padded) {
     int64_t j = 0;
+    if (factors) {
+      const T factor = factors[k];
+      for (; j + kLanes<T> <= columns; j += kLanes<T>) {
+        put_vector<T>(vector_at(b + j) * factor, packed + j);
+      }
+      for (; j < columns; ++j) packed[j] = b[j] * factor;
+    }
     for (; j + kLanes<T> <= columns; j += kLanes<T>) put_vector<T>(vector_at(b + j), packed + j);
     for (; j < padded; ++j) packed[j] = j < columns ? b[j] : T(0);
   }
@@ -73,17 +81,17 @@ void pack_block(const T* b, int64_t b_step, int64_t columns, int64_t padded, int
 
 // Computes one column of tiles: c (+)= a b for all `rows` rows of a and `columns` <= kTileColumns
 // columns of b. Tiles are whole vectors wide. b is packed into `block` (depth, kTileColumns) if
-// that pays, or if its last vector is not full. A b whose rows are kTileColumns apart is packed
-// already and can be read past its last column.
+// that pays, if its last vector is not full, or if its rows are multiplied by `factors` (depth,). A
+// b whose rows are kTileColumns apart is packed already, and can be read past its last column.
 template <class T>
 void column_of_tiles(const LeftOperand<T>& a, int64_t rows, const T* b, int64_t b_step,
                      int64_t columns, int64_t depth, T* c, int64_t c_row, bool add, T* block,
-                     L2Rows<T> l2_rows = {}) {
+                     L2Rows<T> l2_rows = {}, const T* factors = nullptr) {
   if (rows == 0) return;
   const int64_t vectors = vectors_of<T>(columns), padded = vectors * kLanes<T>;
   const bool full = columns == padded;
-  if (b_step != kTileColumns<T> && (!full || packing_pays(rows))) {
-    pack_block(b, b_step, columns, padded, depth, block);
+  if (factors || (b_step != kTileColumns<T> && (!full || packing_pays(rows)))) {
+    pack_block(b, b_step, factors, columns, padded, depth, block);
     b = block;
     b_step = padded;
   }
@@ -193,10 +201,11 @@ void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T
   }
 }
 
-// out (+)= panel y for the given rows, with panel (rows, depth) and y (depth, width).
+// out (+)= panel y for the given rows, with panel (rows, depth) and y (depth, width). With `inverse`
+// (depth,) each row of y is first multiplied by its inverse norm.
 template <class T>
-void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, int64_t width,
-                   T* out, bool add, Range rows) {
+void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, const T* inverse,
+                   int64_t width, T* out, bool add, Range rows) {
   constexpr int64_t wide = kTileColumns<T>;
   static thread_local RightBlock<T> block;
   for (int64_t k = 0; k < depth; k += kDepth) {
@@ -209,7 +218,8 @@ void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, in
       column_of_tiles(left_rows(panel + rows.begin * stride + k, stride), rows.end - rows.begin,
                       y + k * width + at, width, min_of(wide, width - at), block_depth,
                       out + rows.begin * width + at, width, add || k > 0, block.values,
-                      L2Rows<T>{beside || below ? next : nullptr, width});
+                      L2Rows<T>{beside || below ? next : nullptr, width},
+                      inverse ? inverse + k : nullptr);
     }
   }
 }

@@ -48,6 +48,15 @@ FASTSIM_INLINE void prefetch_row(const Matrix& x, int64_t row, int64_t width) {
   for (int64_t at = 0; at < width * bytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
+// Writes the inverse norms of the rows of x, which have the type T, to `inverse` (rows,).
+template <class T>
+void inverse_norms(const Matrix& x, int64_t width, T* inverse, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    if (row + kRowsAhead < end) prefetch_row(x, row + kRowsAhead, width);
+    inverse[row] = T(inverse_norm<T>(sum_of_squares(read<T>(x, row, 0, width, nullptr), width)));
+  }
+}
+
 // Writes the unit rows x / |x| to `unit` (rows, width) and the inverse norms to `inverse` (rows,).
 template <class T>
 void unit_rows(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t begin, int64_t end) {

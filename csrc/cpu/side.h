@@ -34,15 +34,18 @@ template <class T>
 class Side {
  public:
   // memory: where the rows may be written, (count, width), or null. width: the number of leading
-  // columns of x that are used.
+  // columns of x that are used. lazy: products may read x itself, and multiply its rows by their
+  // inverse norms. That saves the memory of the unit rows.
   Side(const Tensor& x, bool cosine, T* memory = nullptr) : Side(x, x.size(1), cosine, memory) {}
-  Side(const Tensor& x, int64_t width, bool cosine, T* memory)
+  Side(const Tensor& x, int64_t width, bool cosine, T* memory, bool lazy = false)
       : count(x.size(0)), width(width), from_(matrix(x)), cosine_(cosine),
-        in_place_(!cosine && width == x.size(1) && has_type<T>(x) && x.is_contiguous()),
+        in_place_((lazy || !cosine) && width == x.size(1) && has_type<T>(x) && x.is_contiguous()),
         memory_(in_place_ || memory ? 0 : count * width), inverse_(cosine ? count : 0),
         rows_(in_place_ ? static_cast<const T*>(from_.data) : memory ? memory : memory_) {
     T* const target = memory ? memory : memory_;
-    if (cosine) {
+    if (cosine && in_place_) {
+      make_inverse_norms<T>(from_, count, width, inverse_);
+    } else if (cosine) {
       make_unit_rows<T>(from_, count, width, target, inverse_);
     } else if (!in_place_) {
       copy_rows(target);
@@ -50,6 +53,9 @@ class Side {
   }
 
   operator const T*() const { return rows_; }
+
+  // By what products multiply the rows, (count,); null if the rows stay as they are.
+  const T* factors() const { return cosine_ && in_place_ ? static_cast<const T*>(inverse_) : nullptr; }
 
   // Replaces dL/drows in `grad` (count, width) by dL/dx. With `cosine`, `grad` may be the memory of
   // the unit rows. Returns sum_i rows_i . (dL/drows)_i with `wants_sum`, otherwise 0.
@@ -93,7 +99,7 @@ class Side {
   }
 
   const Matrix from_;
-  const bool cosine_, in_place_;  // in_place: products read x itself
+  const bool cosine_, in_place_;  // in_place_: products read x itself
   const Scratch<T> memory_, inverse_;
   const T* const rows_;
 };

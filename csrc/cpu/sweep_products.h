@@ -119,8 +119,8 @@ class SweepProducts {
       const bool add = !first_columns_ || part.column > 0;
       over_widths(part.rows, part.columns, [&](size_t k, Range rows) {
         const auto& y = y_.by_width[k];
-        table.multiply_rows(scores(k), stride, part.columns, y.row(part.column), y.width,
-                            grad_x_.by_width[k].row(part.row), add, rows);
+        table.multiply_rows(scores(k), stride, part.columns, y.row(part.column), nullptr,
+                            y.width, grad_x_.by_width[k].row(part.row), add, rows);
       });
     }
   }

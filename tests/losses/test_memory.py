@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fastsim.backends.cpu import amx, sizes
+from fastsim.backends.cpu import amx, blas, sizes
 from fastsim.backends.cpu.workspace import ODD
 from fastsim.benchmark.cases import CASES, prefixes
 from fastsim.benchmark.memory import MIB, rise
@@ -33,7 +33,18 @@ class Held(NamedTuple):
 
 # The unit rows of one side: those of the other become its gradient.
 USUAL = Held()
+# Computed in one call, which reads the columns as they are. The unit rows become their gradient.
+IN_ONE_CALL = Held(0)
 HELD = {
+    "info_nce": IN_ONE_CALL,
+    "info_nce biased": IN_ONE_CALL,
+    "siglip": IN_ONE_CALL,
+    "siglip groups": IN_ONE_CALL,
+    "siglip weighed": IN_ONE_CALL,
+    "decoupled_contrastive": IN_ONE_CALL,
+    "debiased_contrastive": IN_ONE_CALL,
+    "matrix_cross_entropy": IN_ONE_CALL,
+    "matrix_mse": IN_ONE_CALL,
     "info_nce symmetric": Held(kept=True),
     "cosent_matrix": Held(kept=True),
     # A part's gradient is made beside the sum of the others.
@@ -58,7 +69,9 @@ def allowed(held):
         panel = max(panel, 4 * sizes.KEPT)
     if held.swept:
         panel *= len(prefixes(WIDTH))
-    total = held.operands * OPERAND + panel + held.scored * (panel + 4 * shape[0] * WIDTH) + OTHERS
+    # Other products than the engine's own in float32 need their own form of the columns.
+    operands = held.operands or int(blas.IN_USE or amx.parts(torch.float32) > 0)
+    total = operands * OPERAND + panel + held.scored * (panel + 4 * shape[0] * WIDTH) + OTHERS
     if parts := amx.parts(torch.float32):
         # Of 2 bytes a number, packed for the scores; and for the gradient a part at a time.
         total += (1 + held.scored) * parts * OPERAND // 2 + amx.CACHED

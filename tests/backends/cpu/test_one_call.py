@@ -235,6 +235,35 @@ def test_pairs_without_targets_are_an_error(kind, usable):
         get("cpu").in_one_call(tile, x, x, 1.0, 0.0, 1.0, None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("tall", "width"), [(5, 129), (64, 250), (13, 16), (13, 64)])
+def test_many_columns_as_they_are(tall, width, dtype, monkeypatch, usable):
+    """Columns of the compute type are multiplied by their inverse norms while they are packed for
+    each band, in place of unit rows, which are made of columns that are not contiguous."""
+    usable("cpu")
+    monkeypatch.setattr(one_call, "band_rows", lambda *_: tall)
+    monkeypatch.setattr(one_call, "parts_serve_loss", lambda *_: False)
+    monkeypatch.setattr(one_call, "blas_is_faster", lambda *_: False)
+    monkeypatch.setattr(one_call, "parts_are_faster", lambda *_: False)
+    rows, columns = 2 * tall + 3, (4 << 20) // (width * dtype.itemsize) + 101  # beyond kCached
+    x, y = (torch.randn(n, width, generator=fresh(54), dtype=dtype) for n in (rows, columns))
+    y *= 10 ** torch.empty(columns, 1, dtype=dtype).uniform_(-20, 18, generator=fresh(55))
+    y[columns // 2] = 0
+    y[columns - 1] = torch.finfo(dtype).tiny / 2  # a norm at which squares underflow
+    positives = torch.randint(columns, (rows,), generator=fresh(56))
+
+    def results(columns):
+        x_leaf, y_leaf = x.clone().requires_grad_(), columns.detach().requires_grad_()
+        scale = torch.tensor(0.07, dtype=dtype, requires_grad=True)
+        loss = fastsim.info_nce(x_leaf, y_leaf, positives, temperature=scale)
+        return [loss.detach(), *torch.autograd.grad(loss, (x_leaf, y_leaf, scale))]
+
+    apart = torch.cat([y, y[:, :1]], 1)[:, :width]
+    assert not apart.is_contiguous()
+    for lazy, unit in zip(results(y), results(apart), strict=True):
+        assert torch.equal(lazy, unit)
+
+
 @pytest.mark.parametrize("excluded", [False, True])
 def test_gradients_of_rows_with_themselves_in_bands(excluded, monkeypatch, usable):
     """Both shares of the gradient of each row."""
