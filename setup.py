@@ -10,6 +10,7 @@ as PTX too, for later GPUs.
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,6 +28,9 @@ FLAGS = """-std=c++20 -O3 -fPIC -fvisibility=hidden -fopenmp-simd -fno-math-errn
     -fno-trapping-math -ffp-contract=fast -Wall -Wextra -DTORCH_TARGET_VERSION=0x020a000000000000"""
 CUDA_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden -ftz=true -prec-div=false"
 CUDA_ARCHS = "80,90a"
+# cudaGetDriverEntryPointByVersion, which device.cu calls, is new in CUDA 12.5. C++20, tensor maps
+# and the instructions of sm_90a need 12.0.
+OLDEST_NVCC = (12, 5)
 # The kernels are compiled once for each; csrc/cpu/choose.cpp takes one when it is first used.
 INSTRUCTION_SETS = {"neon" if platform.machine() in ("aarch64", "arm64") else "generic": ""}
 if platform.machine() in ("x86_64", "AMD64"):
@@ -87,10 +91,21 @@ def build_cpu(target, scratch):
     subprocess.run([*compiler, "-shared", *objects, "-o", target, *link], check=True)
 
 
+def check_nvcc(nvcc):
+    """RuntimeError for an nvcc that is too old for the sources."""
+    done = subprocess.run([*nvcc, "--version"], check=True, capture_output=True, text=True)
+    found = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    if found is None or tuple(map(int, found.groups())) < OLDEST_NVCC:
+        oldest = ".".join(map(str, OLDEST_NVCC))
+        got = "an unknown version" if found is None else ".".join(found.groups())
+        raise RuntimeError(f"nvcc: wanted {oldest} or later, got {got}")
+
+
 def build_cuda(target, scratch):
     compiler, flags, link = torch_flags()
     wanting = "no nvcc found; set NVCC or install the CUDA toolkit"
     nvcc = compiler_of("NVCC", ("nvcc",), wanting)
+    check_nvcc(nvcc)
     archs = os.environ.get("FASTSIM_CUDA_ARCHS", CUDA_ARCHS).split(",")
     code = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     code += [f"-gencode=arch=compute_{a},code=compute_{a}" for a in archs if a.isdigit()]

@@ -24,7 +24,7 @@ import torch
 
 from bench.multiprocessors import resident
 from fastsim.backends.triton.backend import TritonBackend
-from fastsim.backends.triton.small_batch import WIDEST
+from fastsim.backends.triton.small_batch import MOST_COLUMNS
 from fastsim.pairs import Guide, Pairs
 from fastsim.tile_loss import TileLoss
 
@@ -270,7 +270,7 @@ def run_small(dtype, depth=768):
     number, plain = torch.tensor(20.0), Pairs(torch.arange(ROWS))
     for tile, right, scale in (
         (TileLoss("softmax", excluding), y, 20.0),
-        (TileLoss("softmax", plain), torch.randn(WIDEST, depth, dtype=dtype), 20.0),
+        (TileLoss("softmax", plain), torch.randn(MOST_COLUMNS, depth, dtype=dtype), 20.0),
         (TileLoss("softmax", excluding, margin=0.1, symmetric=True), y, number),
         (TileLoss("softmax", replace(others, skip="diagonal"), normalise=True), None, 20.0),
         (TileLoss("sigmoid", groups), y, 20.0),

@@ -117,8 +117,8 @@ def entry(rows):
     # Sparing a product pays at this depth if the fused pass is faster than the two passes.
     two_passes = best["softmax forward reduction"] + best["softmax score gradient"]
     pays = best["softmax fused pass"] < two_passes
-    spare = best["depth"] if pays else 2 * best["depth"]
-    sizes = table.BlockSizes(**best["sizes"] | {"spare": spare})
+    break_even = best["depth"] if pays else 2 * best["depth"]
+    sizes = table.BlockSizes(**best["sizes"] | {"break_even": break_even})
     return f"    {tuple(best['key'])!r}: {sizes!r},"
 
 

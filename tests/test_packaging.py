@@ -108,6 +108,20 @@ def test_a_compiler_that_is_not_there(tree, tmp_path):
     assert "FASTSIM_BUILD=cpu: [Errno 2]" in said
 
 
+@pytest.mark.parametrize(
+    ("release", "got"),
+    [("release 12.4, V12.4.131", "12.4"), ("release 9.10, V9.10.1", "9.10"), ("", "an unknown")],
+)
+def test_an_nvcc_that_is_too_old(release, got, tree, tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f'#!/bin/sh\necho "Cuda compilation tools, {release}"\n')
+    nvcc.chmod(0o755)
+    code, said, libraries = built(tree, tmp_path / "build", FASTSIM_BUILD="cuda", NVCC=str(nvcc))
+    assert code != 0
+    assert f"FASTSIM_BUILD=cuda: nvcc: wanted 12.5 or later, got {got}" in said
+    assert not [*libraries.glob("*.so")]
+
+
 def test_a_compiler_of_several_words(tree, tmp_path):
     """Of `ccache g++` all are run."""
     wrapper = tmp_path / "wrapper"  # makes what is named after -o, of what it was told

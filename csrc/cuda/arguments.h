@@ -6,8 +6,8 @@
 // Pairs are indexed by the row and column of the whole matrix.
 //
 // Partial results by row have the shape (columns of tiles, rows of the block), partial results by
-// column (rows of tiles, columns of the block). Each tile writes to places of its own, so nothing
-// is added atomically.
+// column (rows of tiles, columns of the block). Each tile writes to memory that no other tile
+// writes to, so nothing is added atomically.
 #pragma once
 
 #include <cstdint>
@@ -32,32 +32,32 @@ enum class Product { half, tf32, full };
 struct Operands {
   const void *x, *y;
   int x_rows, y_rows;
-  int64_t row_bytes;  // of a row of x or y, padding included
+  int64_t row_bytes;  // bytes of a row of x or y, padding included
   Product product;
 };
 
-// The tiles of a block. `diagonal`: only tiles on the diagonal are wanted. `lower`: pairs with
+// The tiles of a block. `diagonal`: only tiles on the diagonal are computed. `lower`: pairs with
 // column <= row are left out, so tiles below the diagonal need no product.
 struct Grid {
   int row0, row1, column0, column1;
   int tile_rows, tile_columns;
   bool diagonal, lower;
 
-  // A place is `tall` tiles, one below another. It is taken as a whole: by one thread block where
-  // `tall` is 1, by one cluster otherwise. count() is the number of places, place() the place of an
-  // index, and has_product() says whether any pair of a place takes part.
-  FASTSIM_BOTH int64_t count(int tall) const {
-    const int64_t high = (tile_rows + tall - 1) / tall;
-    return high * (diagonal ? tall : tile_columns);
+  // A stack is `height` tiles, one below another. One thread block computes a stack of height 1, a
+  // cluster a higher one. stack_count() is the number of stacks, stack_position() the position of
+  // the stack with an index, and has_product() says whether any pair of a stack takes part.
+  FASTSIM_HOST_DEVICE int stack_rows(int height) const { return (tile_rows + height - 1) / height; }
+  FASTSIM_HOST_DEVICE int64_t stack_count(int height) const {
+    return int64_t{stack_rows(height)} * (diagonal ? height : tile_columns);
   }
-  FASTSIM_BOTH Place place(int64_t index, int tall) const {
-    if (diagonal) return {static_cast<int>(index / tall), static_cast<int>(index)};
+  FASTSIM_HOST_DEVICE Position stack_position(int64_t index, int height) const {
+    if (diagonal) return {static_cast<int>(index / height), static_cast<int>(index)};
     constexpr int kBand = 16;  // rows of tiles
-    return tile_place(index, (tile_rows + tall - 1) / tall, tile_columns, kBand / tall);
+    return tile_position(index, stack_rows(height), tile_columns, kBand / height);
   }
-  FASTSIM_BOTH bool has_product(const Place& place, int tall) const {
-    const int64_t row = row0 + static_cast<int64_t>(place.row) * tall * kTile;
-    return !lower || column0 + (place.column + int64_t{1}) * kTile > row + 1;
+  FASTSIM_HOST_DEVICE bool has_product(const Position& stack, int height) const {
+    const int64_t row = row0 + static_cast<int64_t>(stack.row) * height * kTile;
+    return !lower || column0 + (stack.column + int64_t{1}) * kTile > row + 1;
   }
 };
 
@@ -75,7 +75,7 @@ struct Launch {
   void* stream;
 };
 
-// The fields of fastsim.pairs.Pairs. A field that was not given is null.
+// The fields of fastsim.pairs.Pairs. A field that the caller leaves out is null.
 struct Pairs {
   const int64_t *positives, *row_ids, *column_ids, *row_groups, *column_groups;
   Matrix dense;
@@ -95,10 +95,10 @@ struct SoftmaxForward {
   Pairs pairs;
   const float* scale;
   float margin;
-  float *row_top, *row_sum;            // partial maxima and sums of exponentials
-  float* positive;                     // the score of each row's positive; null: there are targets
-  float *target_scores, *target_sums;  // partial sums of t s and of t; unused with `positive`
-  float *column_top, *column_sum;      // as row_top and row_sum; null: no sums over columns
+  float *row_top, *row_sum;  // partial maxima and sums of exponentials
+  float* positive;           // the score of each row's positive; null if there are targets
+  float *target_scores, *target_sums;  // partial sums of t s and of t; not used with `positive`
+  float *column_top, *column_sum;  // the same by column; null if no sums over columns are needed
   FASTSIM_EPILOGUE
 };
 
@@ -107,14 +107,14 @@ struct SoftmaxScoreGrad {
   const float* scale;
   float margin;
   const float *row_top, *row_weight, *target_weight;
-  const float *column_top, *column_weight;  // null: no sums over columns
+  const float *column_top, *column_weight;  // null if the loss has no sums over columns
   FASTSIM_EPILOGUE
 };
 
 // Computes the state (the partial sums `loss` and `score_grad`), the score gradients (for which
-// `weights` has the weight of each row in the loss) or both. The pointers for what is not wanted
-// are null.
-struct SigmoidBoth {
+// `weights` has the weight of each row in the loss) or both. Without the state, `loss` and
+// `score_grad` are null; without the score gradients, `weights` is null.
+struct SigmoidPass {
   Pairs pairs;
   const float *scale, *bias;
   const float* weights;
@@ -122,8 +122,8 @@ struct SigmoidBoth {
   FASTSIM_EPILOGUE
 };
 
-// Computes the state, the score gradients or both, as SigmoidBoth does.
-struct SquaredErrorBoth {
+// Computes the state, the score gradients or both, as SigmoidPass does.
+struct SquaredErrorPass {
   Pairs pairs;
   const float* weights;
   float* loss;
@@ -152,9 +152,9 @@ struct LevelsScoreGrad {
 
 struct ClosestForward {
   Pairs pairs;
-  const float* ceiling;  // the largest score that each row may choose; null: any
-  float* top;            // partial results: the largest score of a row
-  int32_t* column;       // and its column
+  const float* ceiling;  // the largest score that each row may choose; null if it may choose any
+  float* top;            // partial results: the largest score of each row
+  int32_t* column;       // partial results: the column of that score
   FASTSIM_EPILOGUE
 };
 
@@ -178,36 +178,36 @@ void launch_tiles(const Launch& launch, const Epilogue& epilogue);
 void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, int64_t width,
                       float* inverse, Product product, void* stream);
 
-// Writes the gradient dx = factor r (g - (u . g) u) of each row x to `grad`. Here r is the inverse
-// norm, u = r x the unit row and g = dL/du its row of `grad_unit`. `grad` has x's dtype, or float32
-// where `single` is set. `dots` (rows,) receives u . g.
-void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows,
-                               int64_t depth, const float* inverse, const float* factor,
-                               void* grad, bool single, float* dots, void* stream);
+// Writes the gradient dx = factor r (g - (u . g) u) of each row x to `grad` (rows, depth). Here r
+// is the inverse norm, u = r x the unit row and g = dL/du its row of `grad_unit` (rows, depth).
+// `grad` has x's dtype, or float32 if `float32_grad` is set. `dots` (rows,) receives u . g.
+void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
+                               const float* inverse, const float* factor, void* grad,
+                               bool float32_grad, float* dots, void* stream);
 
 // Merges partial maxima `tops` and sums of exponentials `sums`, both (tiles, count), into `top` and
-// `sum` (count,), in the order of the tiles. `running`: `top` and `sum` have earlier results, which
-// are merged with these.
+// `sum` (count,), in the order of the tiles. `accumulate`: `top` and `sum` have earlier results,
+// which are merged with these.
 void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count,
-                  const float* scale, bool running, float* top, float* sum, void* stream);
+                  const float* scale, bool accumulate, float* top, float* sum, void* stream);
 
 // Writes running log-sum-exps to `out` (2, count): first those of the logits, from the first to the
 // last, then those of the negated logits, from the last to the first. `scratch` has the shape
-// (2, scan_parts(count), 2).
+// (2, parts, 2), where scan_parts() is the number of parts of the list.
 int64_t scan_parts(int64_t count);
 void launch_scan(const float* logits, int64_t count, double* scratch, double* out, void* stream);
 
-// Makes `device` the current device as long as the object lives. Where it is the current one
-// already, cudaSetDevice is not called: it would create a context.
-class OnDevice {
+// Makes `device` the current device as long as the object lives. If it is the current device
+// already, cudaSetDevice is not called, because it would create a context.
+class DeviceGuard {
  public:
-  explicit OnDevice(int device);
-  ~OnDevice();
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int device_, before_;
+  int device_, previous_;
 };
 
 }  // namespace fastsim

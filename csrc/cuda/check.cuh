@@ -1,4 +1,4 @@
-// Every CUDA call goes through `check`.
+// Checks of CUDA calls, and launches of kernels. Every CUDA call goes through `check`.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,7 +31,7 @@ struct Shape {
 template <class... Parameters, class... Arguments>
 void launch_kernel(void (*kernel)(Parameters...), const Shape& shape, void* stream,
                    Arguments... arguments) {
-  if (shape.blocks == 0) return;  // CUDA refuses an empty grid: a rank may have no rows
+  if (shape.blocks == 0) return;  // CUDA refuses an empty grid, and a rank may have no rows
   if (shape.shared > 0) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shape.shared)),

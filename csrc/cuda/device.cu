@@ -7,10 +7,10 @@ namespace fastsim {
 
 namespace {
 
-int attribute(cudaDeviceAttr which) {
+int attribute(cudaDeviceAttr name) {
   int device, value;
   check(cudaGetDevice(&device), "current device");
-  check(cudaDeviceGetAttribute(&value, which, device), "device attribute");
+  check(cudaDeviceGetAttribute(&value, name, device), "device attribute");
   return value;
 }
 
@@ -23,19 +23,20 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
                                          cudaEnableDefault, &result),
         "cuTensorMapEncodeTiled");
   if (result != cudaDriverEntryPointSuccess) {
-    throw std::runtime_error("fastsim: the driver has no tensor maps; it is older than CUDA 12");
+    throw std::runtime_error(
+        "fastsim: driver: wanted CUDA 12 or later for tensor maps, got an older one");
   }
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
 }  // namespace
 
-OnDevice::OnDevice(int device) : device_(device) {
-  check(cudaGetDevice(&before_), "current device");
-  if (device_ != before_) check(cudaSetDevice(device_), "device of the tensors");
+DeviceGuard::DeviceGuard(int device) : device_(device) {
+  check(cudaGetDevice(&previous_), "current device");
+  if (device_ != previous_) check(cudaSetDevice(device_), "device of the tensors");
 }
-OnDevice::~OnDevice() {
-  if (device_ != before_) cudaSetDevice(before_);
+DeviceGuard::~DeviceGuard() {
+  if (device_ != previous_) cudaSetDevice(previous_);
 }
 
 int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
@@ -61,7 +62,8 @@ TensorMap tensor_map(const void* data, int64_t width, int64_t rows, int64_t row_
              element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw std::runtime_error("fastsim: tensor map: driver error " + std::to_string(result));
+    throw std::runtime_error("fastsim: tensor map: wanted success, got driver error " +
+                             std::to_string(result));
   }
   return map;
 }

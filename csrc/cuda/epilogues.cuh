@@ -1,22 +1,22 @@
-// The epilogues: what each loss computes of a tile of scores. They apply the functions of
-// csrc/epilogue.h to the scores in the registers of the tile's threads. A forward pass writes the
-// partial results of the tile. A pass for score gradients replaces each score by dL/ds and stores
-// the tile to the panel.
+// The epilogues: each computes the part of a loss that depends on one tile of scores. They apply
+// the functions of csrc/epilogue.h to the scores in the registers of the tile's threads. A forward
+// pass writes the partial results of the tile. A pass for score gradients replaces each score by
+// dL/ds and stores the tile to the panel.
 #pragma once
 
 #include "tile.cuh"
 
 namespace fastsim {
 
-// The least maximum that exponentials are taken relative to. It is larger than the value of a pair
-// left out, whose exponential is then 0, and smaller than every score. So the sum of a row whose
-// pairs are all left out is 0, and a NaN in a row still makes its sum NaN.
+// The least maximum that exponentials are taken relative to. It is larger than kLeftOut, so that
+// the exponential of a pair that is left out is 0, and smaller than every score. So the sum of a
+// row whose pairs are all left out is 0, and a NaN in a row still makes its sum NaN.
 constexpr float kFloor = -1e29f;
 
 // A vector over the rows of the block, shifted so that it is indexed by the rows of the whole
 // matrix. A null pointer stays null.
 template <class Tile>
-FASTSIM_DEVICE const float* of_rows(const float* vector, const Tile& tile) {
+FASTSIM_DEVICE const float* shift_rows(const float* vector, const Tile& tile) {
   return vector ? vector - tile.grid.row0 : nullptr;
 }
 
@@ -24,10 +24,11 @@ FASTSIM_DEVICE const float* of_rows(const float* vector, const Tile& tile) {
 
 // Subtracts the margin from the scores of the positives.
 template <class Tile>
-FASTSIM_DEVICE void take_margin(Tile& tile, const Pairs& pairs, float margin,
-                                typename Tile::Scores& s) {
+FASTSIM_DEVICE void subtract_margin(Tile& tile, const Pairs& pairs, float margin,
+                                    typename Tile::Scores& s) {
   if (margin == 0.0f) return;
-  at_own(tile, OwnColumn{pairs.positives}, s, [&](float& value, int, int) { value -= margin; });
+  for_column_of_row(tile, PositiveColumn{pairs.positives}, s,
+                    [&](float& value, int, int) { value -= margin; });
 }
 
 template <class Tile>
@@ -35,8 +36,8 @@ FASTSIM_DEVICE void SoftmaxForward::operator()(Tile& tile, typename Tile::Scores
   const Softmax<float> softmax{*scale};
   leave_out(tile, pairs, s);
   if (positive) {
-    take_margin(tile, pairs, margin, s);
-    at_own(tile, OwnColumn{pairs.positives}, s, [&](float& value, int i, int e) {
+    subtract_margin(tile, pairs, margin, s);
+    for_column_of_row(tile, PositiveColumn{pairs.positives}, s, [&](float& value, int i, int e) {
       positive[tile.row(i, e) - tile.grid.row0] = value;
     });
   } else {
@@ -54,13 +55,13 @@ FASTSIM_DEVICE void SoftmaxForward::operator()(Tile& tile, typename Tile::Scores
     store_rows(tile, target_totals, target_sums);
   }
 
-  tile.forget();
+  tile.conceal_thread();
   PerRow<float, Tile> top, sum{};
   for_rows<Tile>([&](int i, int e) { top(i, e) = kLeftOut<float>; });
   for_scores(tile, s, [&](float& value, int i, int, int e) {
     top(i, e) = fmaxf(top(i, e), value);
   });
-  reduce_rows(tile, top, Largest{});
+  reduce_rows(tile, top, Maximum{});
   store_rows(tile, top, row_top);
   for_rows<Tile>([&](int i, int e) { top(i, e) = fmaxf(top(i, e), kFloor); });
   for_scores(tile, s, [&](float& value, int i, int, int e) {
@@ -77,8 +78,8 @@ FASTSIM_DEVICE void SoftmaxForward::operator()(Tile& tile, typename Tile::Scores
     float& maximum = v[2 * j + e % 2];
     maximum = fmaxf(maximum, value);
   });
-  tile.forget();
-  const float* tile_tops = reduce_columns(tile, v, Largest{});
+  tile.conceal_thread();
+  const float* tile_tops = reduce_columns(tile, v, Maximum{});
   store_columns(tile, tile_tops, column_top);
 #pragma unroll
   for (float& value : v) value = 0.0f;
@@ -94,15 +95,15 @@ FASTSIM_DEVICE void SoftmaxScoreGrad::operator()(Tile& tile, typename Tile::Scor
   const Softmax<float> softmax{*scale};
   // The maximum of a row or column past the edge. It is larger than every score, so that the
   // exponentials there are 0, never infinite.
-  constexpr float kAbove = -kLeftOut<float>;
+  constexpr float kEdgeMaximum = -kLeftOut<float>;
   leave_out(tile, pairs, s);
-  take_margin(tile, pairs, margin, s);
-  tile.forget();
+  subtract_margin(tile, pairs, margin, s);
+  tile.conceal_thread();
   if (pairs.dense.data || pairs.row_groups) {
     with_targets(tile, pairs, [&](int block, auto target) {
-      Two<float> top = load_rows(tile, block, of_rows(row_top, tile), kAbove);
-      Two<float> weight = load_rows(tile, block, of_rows(row_weight, tile), 0.0f);
-      Two<float> target_factor = load_rows(tile, block, of_rows(target_weight, tile), 0.0f);
+      RowPair<float> top = load_rows(tile, block, shift_rows(row_top, tile), kEdgeMaximum);
+      RowPair<float> weight = load_rows(tile, block, shift_rows(row_weight, tile), 0.0f);
+      RowPair<float> target_factor = load_rows(tile, block, shift_rows(target_weight, tile), 0.0f);
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
         const float t = target(value, j, e);
         value = fused(weight(e), softmax.share(value, top(e)), -target_factor(e) * t);
@@ -113,19 +114,19 @@ FASTSIM_DEVICE void SoftmaxScoreGrad::operator()(Tile& tile, typename Tile::Scor
   const float *staged_tops = nullptr, *staged_weights = nullptr;
   if (column_top) {
     tile.sync();
-    staged_tops = stage_columns<Tile, float>(tile, 0, column_top - tile.grid.column0, kAbove);
+    staged_tops = stage_columns<Tile, float>(tile, 0, column_top - tile.grid.column0, kEdgeMaximum);
     staged_weights = stage_columns<Tile, float>(tile, 1, column_weight - tile.grid.column0, 0.0f);
     tile.sync();
   }
 #pragma unroll
   for (int block = 0; block < Tile::Shape::row_blocks; ++block) {
-    Two<float> top = load_rows(tile, block, of_rows(row_top, tile), kAbove);
-    Two<float> weight = load_rows(tile, block, of_rows(row_weight, tile), 0.0f);
+    RowPair<float> top = load_rows(tile, block, shift_rows(row_top, tile), kEdgeMaximum);
+    RowPair<float> weight = load_rows(tile, block, shift_rows(row_weight, tile), 0.0f);
     if (column_top) {
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
-        const int place = Tile::Shape::column_of(tile.thread, j, e);
+        const int offset = Tile::Shape::column_of(tile.thread, j, e);
         value = fused(weight(e), softmax.share(value, top(e)),
-                      staged_weights[place] * softmax.share(value, staged_tops[place]));
+                      staged_weights[offset] * softmax.share(value, staged_tops[offset]));
       });
     } else {
       for_block(tile, s, block, [&](float& value, int, int, int e) {
@@ -133,7 +134,7 @@ FASTSIM_DEVICE void SoftmaxScoreGrad::operator()(Tile& tile, typename Tile::Scor
       });
     }
   }
-  at_own(tile, OwnColumn{pairs.positives}, s, [&](float& value, int i, int e) {
+  for_column_of_row(tile, PositiveColumn{pairs.positives}, s, [&](float& value, int i, int e) {
     value -= target_weight[tile.row(i, e) - tile.grid.row0];
   });
   tile.store(s);
@@ -142,16 +143,16 @@ FASTSIM_DEVICE void SoftmaxScoreGrad::operator()(Tile& tile, typename Tile::Scor
 // ---- elementwise losses ----
 
 template <class Tile>
-FASTSIM_DEVICE void SigmoidBoth::operator()(Tile& tile, typename Tile::Scores& s) const {
+FASTSIM_DEVICE void SigmoidPass::operator()(Tile& tile, typename Tile::Scores& s) const {
   const Sigmoid<float> sigmoid{*scale, *bias};
   leave_out(tile, pairs, s);
   PerRow<float, Tile> losses{}, score_grads{};
   with_targets(tile, pairs, [&](int block, auto target) {
-    Two<float> weight = load_rows(tile, block, of_rows(weights, tile), 0.0f);
-    // For each row the product of 1 + exp(-|z|) over the thread's scores, minus 1. Its log1p is the
-    // sum of the logarithms of the factors. It is below 2^32 for 32 scores. As 1 is subtracted,
-    // small numbers keep all their digits.
-    Two<float> product{};
+    RowPair<float> weight = load_rows(tile, block, shift_rows(weights, tile), 0.0f);
+    // `product` is, for each row, the product of 1 + exp(-|z|) over the thread's scores, minus 1.
+    // Its log1p is the sum of the logarithms of the factors. It is below 2^32 for 32 scores. As 1
+    // is subtracted, small numbers keep all their digits.
+    RowPair<float> product{};
     for_block(tile, s, block, [&](float& value, int i, int j, int e) {
       float exp_abs, d;
       const float l = sigmoid.without_logarithm(value, target(value, j, e), exp_abs, d);
@@ -174,12 +175,12 @@ FASTSIM_DEVICE void SigmoidBoth::operator()(Tile& tile, typename Tile::Scores& s
 }
 
 template <class Tile>
-FASTSIM_DEVICE void SquaredErrorBoth::operator()(Tile& tile, typename Tile::Scores& s) const {
+FASTSIM_DEVICE void SquaredErrorPass::operator()(Tile& tile, typename Tile::Scores& s) const {
   const SquaredError<float> error{};
   leave_out(tile, pairs, s);
   PerRow<float, Tile> losses{};
   with_targets(tile, pairs, [&](int block, auto target) {
-    Two<float> weight = load_rows(tile, block, of_rows(weights, tile), 0.0f);
+    RowPair<float> weight = load_rows(tile, block, shift_rows(weights, tile), 0.0f);
     for_block(tile, s, block, [&](float& value, int i, int j, int e) {
       float l, d;
       error(value, target(value, j, e), l, d);
@@ -216,7 +217,7 @@ FASTSIM_DEVICE void LevelsForward::operator()(Tile& tile, typename Tile::Scores&
         low = in_level ? fmaxf(low, -value) : low;
       });
     });
-    reduce_tile(tile, high, low, Largest{});
+    reduce_tile(tile, high, low, Maximum{});
     float high_sum = 0.0f, low_sum = 0.0f;
     with_targets(tile, pairs, [&](int block, auto target) {
       for_block(tile, s, block, [&](float& value, int, int j, int e) {
@@ -266,7 +267,7 @@ struct Candidate {
 };
 
 // Chooses the candidate with the larger score; of equal scores the one with the smaller column.
-struct Closer {
+struct CloserCandidate {
   FASTSIM_DEVICE Candidate operator()(const Candidate& a, const Candidate& b) const {
     const bool second = b.score > a.score || (b.score == a.score && b.column < a.column);
     return second ? b : a;
@@ -282,14 +283,14 @@ template <class Tile>
 FASTSIM_DEVICE void ClosestForward::operator()(Tile& tile, typename Tile::Scores& s) const {
   const Closest<float> rule{ceiling != nullptr};
   leave_out(tile, pairs, s);
-  at_own(tile, OwnColumn{pairs.positives}, s,
-         [&](float& value, int, int) { value = kLeftOut<float>; });
+  for_column_of_row(tile, PositiveColumn{pairs.positives}, s,
+                    [&](float& value, int, int) { value = kLeftOut<float>; });
   PerRow<Candidate, Tile> best;
   for_rows<Tile>([&](int i, int e) { best(i, e) = {kLeftOut<float>, INT32_MAX}; });
-  tile.forget();
+  tile.conceal_thread();
 #pragma unroll
   for (int block = 0; block < Tile::Shape::row_blocks; ++block) {
-    Two<float> limit = load_rows(tile, block, of_rows(ceiling, tile), 0.0f);
+    RowPair<float> limit = load_rows(tile, block, shift_rows(ceiling, tile), 0.0f);
     // A NaN is never chosen. It reaches the loss through the mean negative.
     for_block(tile, s, block, [&](float& value, int i, int j, int e) {
       const bool better = rule.admits(value, limit(e)) && value > best(i, e).score;
@@ -297,24 +298,26 @@ FASTSIM_DEVICE void ClosestForward::operator()(Tile& tile, typename Tile::Scores
       best(i, e).column = better ? tile.column(j, e) : best(i, e).column;
     });
   }
-  reduce_rows(tile, best, Closer{});
-  PerRow<float, Tile> score;
-  PerRow<int32_t, Tile> place;
+  reduce_rows(tile, best, CloserCandidate{});
+  PerRow<float, Tile> best_score;
+  PerRow<int32_t, Tile> best_column;
   for_rows<Tile>([&](int i, int e) {
-    score(i, e) = best(i, e).score;
-    place(i, e) = best(i, e).column;
+    best_score(i, e) = best(i, e).score;
+    best_column(i, e) = best(i, e).column;
   });
-  store_rows(tile, score, top);
-  store_rows(tile, place, column);
+  store_rows(tile, best_score, top);
+  store_rows(tile, best_column, column);
 }
 
-struct SameColumn {
+// The column on the diagonal of a row.
+struct DiagonalColumn {
   FASTSIM_DEVICE int operator()(int row) const { return row; }
 };
 
 template <class Tile>
 FASTSIM_DEVICE void Diagonal::operator()(Tile& tile, typename Tile::Scores& s) const {
-  at_own(tile, SameColumn{}, s, [&](float& value, int i, int e) { out[tile.row(i, e)] = value; });
+  for_column_of_row(tile, DiagonalColumn{}, s,
+                    [&](float& value, int i, int e) { out[tile.row(i, e)] = value; });
 }
 
 }  // namespace fastsim

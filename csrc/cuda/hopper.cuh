@@ -10,24 +10,26 @@
 namespace fastsim {
 namespace hopper {
 
+// The threads of a thread block and of a warp group, the thread blocks of a cluster, and the stages
+// of the pipeline.
 constexpr int kThreads = 384, kGroup = 128, kCluster = 2, kStages = 4;
-constexpr int kRowBytes = 128;                        // of a row of an operand in a stage
+constexpr int kRowBytes = 128;  // bytes of an operand's row in a stage
 constexpr int kOperandBytes = kTile * kRowBytes;
 constexpr int kStageBytes = 2 * kOperandBytes;
-constexpr int kHalfTile = kTile / kCluster;           // rows of y that a block loads for both
+constexpr int kHalfTile = kTile / kCluster;  // rows of y that a block loads for the cluster
 constexpr int kStagingBytes = kTile / HopperShape::parts * kPitch * sizeof(float);
 static_assert(kStagingBytes % 1024 == 0);
-constexpr int kStaging = kStages * kStageBytes;
-constexpr int kScratchAt = kStaging + 2 * kStagingBytes;
-constexpr int kBarriers = kScratchAt + 2 * kScratch * static_cast<int>(sizeof(float));
-constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
+constexpr int kStagingOffset = kStages * kStageBytes;
+constexpr int kScratchOffset = kStagingOffset + 2 * kStagingBytes;
+constexpr int kBarriersOffset = kScratchOffset + 2 * kScratch * static_cast<int>(sizeof(float));
+constexpr int kSharedBytes = kBarriersOffset + 2 * kStages * 8;
 // Named barriers of a thread block, two for each warp group. The numbers are those of group 0: at
 // kGroupBarrier the threads of the group meet, at kTurnBarrier the group waits for its turn to
 // multiply.
 constexpr int kGroupBarrier = 1, kTurnBarrier = 3;
 
-// Rows of the boxes of the tensor maps. A box is 128 bytes wide.
-constexpr int kRowsOfX = kTile, kRowsOfY = kHalfTile, kRowsOfPanel = kTile / HopperShape::parts;
+// The rows of a box of each tensor map. A box is 128 bytes wide.
+constexpr int kXBoxRows = kTile, kYBoxRows = kHalfTile, kPanelBoxRows = kTile / HopperShape::parts;
 
 }  // namespace hopper
 
@@ -53,7 +55,7 @@ struct Tile : TileBase<HopperShape, __half> {
       for (int j = 0; j < HopperShape::column_blocks; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-          const int row = HopperShape::row_of(thread, part, e) - part * kRowsOfPanel;
+          const int row = HopperShape::row_of(thread, part, e) - part * kPanelBoxRows;
           // Column block j is the 16-byte chunk j of the row.
           char* target = staging + box_byte(row, j) + HopperShape::column_of(thread, 0, e) * size;
           store_two(reinterpret_cast<Element*>(target), s[part][j][e], s[part][j][e + 1]);
@@ -62,11 +64,10 @@ struct Tile : TileBase<HopperShape, __half> {
       bulk_fence();
       sync();
       if (thread == 0) {
-        const int row = tile_row * kTile + part * kRowsOfPanel;
+        const int row = tile_row * kTile + part * kPanelBoxRows;
         for (int box = 0; box < boxes; ++box) {
           const int column = tile_column * kTile + box * (kRowBytes / size);
-          bulk_store(panel, column, row,
-                     shared_address(staging) + box * kRowsOfPanel * kRowBytes);
+          bulk_store(panel, column, row, shared_address(staging) + box * kPanelBoxRows * kRowBytes);
         }
         bulk_store_commit();
       }
@@ -80,8 +81,8 @@ struct Tile : TileBase<HopperShape, __half> {
 //   producer, and the bytes of a stage. A phase of `empty` needs 1 arrival from each consumer warp
 //   of both blocks.
 // * A producer writes to both blocks, so it issues step n once both have released step n - kStages.
-//   Bytes from the other block's producer may come before the arrival of the block's own producer,
-//   but never a phase early.
+//   Bytes from the producer of the other block may come before the arrival of the block's own
+//   producer, but never a phase early.
 // * A warp group reads a step once its stage is full, and releases the stage once its product has
 //   read it.
 // * A wait by parity is correct if it waits for the barrier's current phase or the one before. The
@@ -97,28 +98,30 @@ struct Pipeline {
 
   FASTSIM_DEVICE uint32_t x(int step) const { return memory + step % kStages * kStageBytes; }
   FASTSIM_DEVICE uint32_t y(int step) const { return x(step) + kOperandBytes; }
-  FASTSIM_DEVICE uint32_t full(int step) const { return memory + kBarriers + step % kStages * 8; }
+  FASTSIM_DEVICE uint32_t full(int step) const {
+    return memory + kBarriersOffset + step % kStages * 8;
+  }
   FASTSIM_DEVICE uint32_t empty(int step) const { return full(step) + kStages * 8; }
   FASTSIM_DEVICE int parity(int step) const { return step / kStages % 2; }
 };
 
-// The work of a cluster at one time: a pair of tiles, one above the other, one for each of its
-// thread blocks. In a block the two warp groups take their tiles in turns.
+// The work of a cluster at one time: a stack of two tiles, one for each of its thread blocks. In a
+// block the two warp groups take their tiles in turns.
 struct Work {
-  Place place;
-  int steps;  // of its product, 0 if all its pairs are left out
-  bool first, last;  // of the cluster
+  Position stack;
+  int steps;         // steps of the product, 0 if all pairs of the stack are left out
+  bool first, last;  // whether it is the first or the last work of the cluster
 };
 
-// Calls f(work) for each pair of tiles that this cluster takes, in order.
+// Calls f(work) for each stack of tiles that this cluster takes, in order.
 template <class F>
 FASTSIM_DEVICE void for_work(const Grid& grid, int steps, const F& f) {
-  const int64_t count = grid.count(kCluster), stride = block_count() / kCluster;
+  const int64_t count = grid.stack_count(kCluster), stride = block_count() / kCluster;
   const int64_t begin = block_index() / kCluster;
   for (int64_t i = begin; i < count; i += stride) {
-    const Place place = grid.place(i, kCluster);
-    const int product_steps = grid.has_product(place, kCluster) ? steps : 0;
-    f(Work{place, product_steps, i == begin, i + stride >= count});
+    const Position stack = grid.stack_position(i, kCluster);
+    const int product_steps = grid.has_product(stack, kCluster) ? steps : 0;
+    f(Work{stack, product_steps, i == begin, i + stride >= count});
   }
 }
 
@@ -129,8 +132,8 @@ FASTSIM_DEVICE void produce(const TensorMap& x, const TensorMap& y, const Grid& 
   constexpr int depth = kRowBytes / sizeof(__half);
   int step = 0;
   for_work(grid, steps, [&](const Work& work) {
-    const int row = grid.row0 + (work.place.row * kCluster + rank) * kTile;
-    const int column = grid.column0 + work.place.column * kTile + rank * kHalfTile;
+    const int row = grid.row0 + (work.stack.row * kCluster + rank) * kTile;
+    const int column = grid.column0 + work.stack.column * kTile + rank * kHalfTile;
     for (int k = 0; k < work.steps; ++k, ++step) {
       barrier_wait(pipe.empty(step), pipe.parity(step) ^ 1);
       barrier_expect(pipe.full(step), kStageBytes);
@@ -147,7 +150,7 @@ FASTSIM_DEVICE void release(const Pipeline& pipe, int step, int thread) {
 }
 
 // The warp groups hand the tensor cores over to each other: a group begins its products when the
-// other has begun all of its own and has seen their stages full.
+// other group has begun all products of its tile and has seen their stages full.
 FASTSIM_DEVICE void await_turn(int group, const Work& work) {
   if (!work.first) group_sync(kTurnBarrier + group, 2 * kGroup);
 }
@@ -189,16 +192,15 @@ template <class Epilogue>
 FASTSIM_DEVICE void consume(const TensorMap& panel, const Grid& grid, int steps,
                             const Pipeline& pipe, int rank, int group, const Epilogue& epilogue) {
   char* memory = shared_memory();
-  char* staging = memory + kStaging + group * kStagingBytes;
-  float* scratch = reinterpret_cast<float*>(memory + kScratchAt) + group * kScratch;
+  char* staging = memory + kStagingOffset + group * kStagingBytes;
+  float* scratch = reinterpret_cast<float*>(memory + kScratchOffset) + group * kScratch;
   const int thread = thread_index() % kGroup;
   int step = 0, turn = 0;
   for_work(grid, steps, [&](const Work& work) {
     if (turn == group) {
-      const int row = work.place.row * kCluster + rank;
-      Tile tile{{grid, thread, row, work.place.column, staging, scratch},
-                panel,
-                kGroupBarrier + group};
+      const int row = work.stack.row * kCluster + rank;
+      Tile tile{
+          {grid, thread, row, work.stack.column, staging, scratch}, panel, kGroupBarrier + group};
       Tile::Scores s{};
       await_turn(group, work);
       begin_products(pipe, step, work.steps, thread, s);
@@ -234,7 +236,7 @@ FASTSIM_DEVICE void run(const TensorMap& x, const TensorMap& y, const TensorMap&
     more_registers<232>();
     consume(panel, grid, steps, pipe, rank, group - 1, epilogue);
   }
-  cluster_sync();  // no block ends while the other may write to it
+  cluster_sync();  // no block ends while the other block may write to it
 }
 
 }  // namespace hopper

@@ -41,7 +41,7 @@ FASTSIM_DEVICE char* shared_memory() {
   return memory;
 }
 
-// cvta.to.shared: the address by which instructions know a place in shared memory.
+// cvta.to.shared: the address of a byte of shared memory, as instructions take it.
 FASTSIM_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -114,7 +114,7 @@ FASTSIM_DEVICE void group_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// setmaxnreg.inc, setmaxnreg.dec: N registers for each thread of the warp group from here on.
+// setmaxnreg.inc, setmaxnreg.dec: each thread of the warp group has N registers from then on.
 template <int N>
 FASTSIM_DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -144,7 +144,7 @@ FASTSIM_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
 FASTSIM_DEVICE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// mbarrier.arrive.expect_tx: arrives, and makes the phase wait for so many bytes.
+// mbarrier.arrive.expect_tx: arrives, and makes the phase wait for `bytes` bytes.
 FASTSIM_DEVICE void barrier_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");

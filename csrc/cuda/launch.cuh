@@ -14,19 +14,20 @@ namespace fastsim {
 // ---- kernels ----
 
 // Whether the portable engine has code for a product on the architecture that is compiled. On
-// sm_90a the other engine serves float16 operands, so the code for these is left out here. If it is
-// launched all the same (a library of several architectures may have code for 9.0 beside that for
-// 9.0a), the kernel traps. Without the trap the outputs would keep what happened to be in them.
+// sm_90a the Hopper engine computes products of float16 operands, so the portable kernel has no
+// code for them. If it is launched all the same (a library of several architectures may have code
+// for 9.0 beside that for 9.0a), the kernel traps. Without the trap the outputs would keep their
+// old contents.
 #if defined(FASTSIM_HOPPER_CODE) && !defined(FASTSIM_EMULATED)
 template <class Product>
-constexpr bool kServed = !std::is_same_v<Product, portable::Half>;
+constexpr bool kHasCode = !std::is_same_v<Product, portable::Half>;
 #else
 template <class Product>
-constexpr bool kServed = true;
+constexpr bool kHasCode = true;
 #endif
 
-// Thread blocks that run on a multiprocessor at once: two. The product in full float32 takes all
-// registers of a multiprocessor for one thread block.
+// The number of thread blocks that run on a multiprocessor at once. With the product in full
+// float32 one thread block takes all registers of a multiprocessor.
 template <class Product>
 constexpr int kBlocks = std::is_same_v<Product, portable::Full> ? 1 : 2;
 
@@ -34,7 +35,7 @@ template <class Product, class Epilogue>
 __global__ void __launch_bounds__(PortableShape::threads, kBlocks<Product>)
     portable_tiles(const __grid_constant__ Operands operands, const __grid_constant__ Grid grid,
                    const __grid_constant__ Panel panel, const __grid_constant__ Epilogue epilogue) {
-  if constexpr (kServed<Product>) {
+  if constexpr (kHasCode<Product>) {
     portable::run<Product>(operands, grid, panel, epilogue);
   } else {
     trap();
@@ -57,9 +58,10 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
 
 template <class Product, class Epilogue>
 void launch_portable(const Launch& l, const Epilogue& epilogue) {
-  launch_kernel(portable_tiles<Product, Epilogue>,
-                {blocks_for(l.grid.count(1), 1), PortableShape::threads, portable::kSharedBytes},
-                l.stream, l.operands, l.grid, l.panel, epilogue);
+  launch_kernel(
+      portable_tiles<Product, Epilogue>,
+      {blocks_for(l.grid.stack_count(1), 1), PortableShape::threads, portable::kSharedBytes},
+      l.stream, l.operands, l.grid, l.panel, epilogue);
 }
 
 // The tensor map of a float16 matrix (rows, width) at `data`, whose rows are `row_bytes` apart. Its
@@ -75,14 +77,15 @@ void launch_hopper(const Launch& l, const Epilogue& epilogue) {
   const Operands& o = l.operands;
   const Grid& g = l.grid;
   const int64_t width = o.row_bytes / 2;
-  const TensorMap x = tensor_map(o.x, width, o.x_rows, o.row_bytes, hopper::kRowsOfX);
-  const TensorMap y = tensor_map(o.y, width, o.y_rows, o.row_bytes, hopper::kRowsOfY);
-  const TensorMap panel = l.panel.data ? tensor_map(l.panel.data, g.column1 - g.column0,
-                                                    g.row1 - g.row0, 2 * l.panel.stride,
-                                                    hopper::kRowsOfPanel)
-                                       : x;
-  const int64_t works = g.count(hopper::kCluster), limit = multiprocessors() / hopper::kCluster;
-  const unsigned clusters = static_cast<unsigned>(works < limit ? works : limit);
+  const TensorMap x = tensor_map(o.x, width, o.x_rows, o.row_bytes, hopper::kXBoxRows);
+  const TensorMap y = tensor_map(o.y, width, o.y_rows, o.row_bytes, hopper::kYBoxRows);
+  const TensorMap panel = l.panel.data
+                              ? tensor_map(l.panel.data, g.column1 - g.column0, g.row1 - g.row0,
+                                           2 * l.panel.stride, hopper::kPanelBoxRows)
+                              : x;
+  const int64_t stacks = g.stack_count(hopper::kCluster);
+  const int64_t limit = multiprocessors() / hopper::kCluster;
+  const unsigned clusters = static_cast<unsigned>(stacks < limit ? stacks : limit);
   launch_kernel(
       hopper_tiles<Epilogue>,
       {clusters * hopper::kCluster, hopper::kThreads, hopper::kSharedBytes, hopper::kCluster},

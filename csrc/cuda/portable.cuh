@@ -10,13 +10,13 @@ namespace fastsim {
 namespace portable {
 
 constexpr int kStages = 3;
-constexpr int kRowBytes = 64;                           // of a row of an operand in a stage
+constexpr int kRowBytes = 64;  // bytes of an operand's row in a stage
 constexpr int kOperandBytes = kTile * kRowBytes;
 constexpr int kStageBytes = 2 * kOperandBytes;
 constexpr int kSharedBytes = kStages * kStageBytes;
 // The epilogue has its staging memory and its scratch memory in the place of the stages.
-constexpr int kScratchAt = kTile / PortableShape::parts * kPitch * sizeof(float);
-static_assert(kScratchAt + kScratch * sizeof(float) <= kSharedBytes);
+constexpr int kScratchOffset = kTile / PortableShape::parts * kPitch * sizeof(float);
+static_assert(kScratchOffset + kScratch * sizeof(float) <= kSharedBytes);
 static_assert(2 * (kSharedBytes + 1024) <= 100 << 10);
 
 template <class Element>
@@ -54,8 +54,9 @@ struct Tile : TileBase<PortableShape, Element> {
         const int r = i / (kTile / chunk), c = i % (kTile / chunk) * chunk;
         const int row = this->row0() + part * height + r, column = this->column0() + c;
         if (!this->in_rows(row) || !this->in_columns(column)) continue;
-        const int64_t at = (row - this->grid.row0) * panel.stride + (column - this->grid.column0);
-        *reinterpret_cast<uint4*>(out + at) =
+        const int64_t index =
+            (row - this->grid.row0) * panel.stride + (column - this->grid.column0);
+        *reinterpret_cast<uint4*>(out + index) =
             *reinterpret_cast<const uint4*>(staged + r * kPitch + c);
       }
     }
@@ -64,7 +65,7 @@ struct Tile : TileBase<PortableShape, Element> {
 
 // ---- products ----
 
-// A product names the type of the operands' elements. multiply() adds the product of fragments a
+// A product has the type of the operands' elements. multiply() adds the product of the fragments a
 // and (b0, b1) of the operands, 32 bytes deep, to the fragment d of the scores.
 struct Half {
   using Element = __half;
@@ -192,13 +193,13 @@ FASTSIM_DEVICE void multiply(const Operands& o, int row0, int column0, int steps
 template <class Product, class Epilogue>
 FASTSIM_DEVICE void run(const Operands& operands, const Grid& grid, const Panel& panel,
                         const Epilogue& epilogue) {
-  const Place place = grid.place(block_index(), 1);
+  const Position position = grid.stack_position(block_index(), 1);
   char* memory = shared_memory();
-  Tile<typename Product::Element> tile{{grid, thread_index(), place.row, place.column, memory,
-                                        reinterpret_cast<float*>(memory + kScratchAt)},
+  Tile<typename Product::Element> tile{{grid, thread_index(), position.row, position.column, memory,
+                                        reinterpret_cast<float*>(memory + kScratchOffset)},
                                        panel};
   const int steps =
-      grid.has_product(place, 1) ? static_cast<int>(operands.row_bytes / kRowBytes) : 0;
+      grid.has_product(position, 1) ? static_cast<int>(operands.row_bytes / kRowBytes) : 0;
   Scores s{};
   multiply<Product>(operands, tile.row0(), tile.column0(), steps, tile.thread, s);
   epilogue(tile, s);

@@ -11,7 +11,7 @@ namespace fastsim {
 
 namespace {
 
-constexpr int kRows = 4;  // of a thread block
+constexpr int kBlockRows = 4;  // rows of a thread block
 constexpr int kMergeThreads = 128;
 
 FASTSIM_DEVICE float to_float(float x) { return x; }
@@ -44,10 +44,10 @@ FASTSIM_DEVICE Row<In> row_of(const Matrix& x, int64_t row) {
 }
 
 template <class In, class Out>
-__global__ void __launch_bounds__(kRows* kWarp)
+__global__ void __launch_bounds__(kBlockRows* kWarp)
     unit_rows_kernel(Matrix x, int64_t rows, int64_t depth, Out* unit, int64_t width,
                      float* inverse, bool tf32) {
-  const int64_t row = int64_t{block_index()} * kRows + thread_index() / kWarp;
+  const int64_t row = int64_t{block_index()} * kBlockRows + thread_index() / kWarp;
   const int lane = thread_index() % kWarp;
   if (row >= rows) return;
   const Row<In> source = row_of<In>(x, row);
@@ -70,10 +70,10 @@ __global__ void __launch_bounds__(kRows* kWarp)
 }
 
 template <class In, class Out>
-__global__ void __launch_bounds__(kRows* kWarp)
+__global__ void __launch_bounds__(kBlockRows* kWarp)
     unit_rows_backward_kernel(const float* grad_unit, Matrix x, int64_t rows, int64_t depth,
                               const float* inverse, const float* factor, Out* grad, float* dots) {
-  const int64_t row = int64_t{block_index()} * kRows + thread_index() / kWarp;
+  const int64_t row = int64_t{block_index()} * kBlockRows + thread_index() / kWarp;
   const int lane = thread_index() % kWarp;
   if (row >= rows) return;
   const Row<In> source = row_of<In>(x, row);
@@ -92,12 +92,12 @@ __global__ void __launch_bounds__(kRows* kWarp)
 }
 
 __global__ void merge_kernel(const float* tops, const float* sums, int64_t tiles, int64_t count,
-                             const float* scale, bool running, float* top, float* sum) {
+                             const float* scale, bool accumulate, float* top, float* sum) {
   const int64_t index = int64_t{block_index()} * kMergeThreads + thread_index();
   if (index >= count) return;
   const Softmax<float> softmax{*scale};
-  float maximum = running ? top[index] : kLeftOut<float>;
-  double total = running ? sum[index] : 0.0f;
+  float maximum = accumulate ? top[index] : kLeftOut<float>;
+  double total = accumulate ? sum[index] : 0.0f;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const float tile_top = tops[tile * count + index];
     const float merged_top = fmaxf(maximum, tile_top);
@@ -109,14 +109,13 @@ __global__ void merge_kernel(const float* tops, const float* sums, int64_t tiles
   sum[index] = static_cast<float>(total);
 }
 
-// Calls f with a value of the C++ type that `dtype` names.
+// Calls f with a value of the C++ type of a dtype.
 template <class F>
 void with_dtype(Dtype dtype, const F& f) {
   switch (dtype) {
     case Dtype::float16: return f(__half{});
     case Dtype::bfloat16: return f(__nv_bfloat16{});
-    case Dtype::float32: return f(float{});
-    default: throw std::runtime_error("fastsim: rows of float16, bfloat16 or float32");
+    default: return f(float{});  // float32, the only other dtype that ops.cpp passes on
   }
 }
 
@@ -128,32 +127,33 @@ void launch_unit_rows(const Matrix& x, int64_t rows, int64_t depth, void* unit, 
     using In = decltype(in);
     const auto launch = [&](auto* out) {
       using Out = std::remove_pointer_t<decltype(out)>;
-      launch_kernel(unit_rows_kernel<In, Out>, {blocks_for(rows, kRows), kRows * kWarp}, stream, x,
-                    rows, depth, out, width, inverse, product == Product::tf32);
+      launch_kernel(unit_rows_kernel<In, Out>, {blocks_for(rows, kBlockRows), kBlockRows * kWarp},
+                    stream, x, rows, depth, out, width, inverse, product == Product::tf32);
     };
     product == Product::half ? launch(static_cast<__half*>(unit))
                              : launch(static_cast<float*>(unit));
   });
 }
 
-void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows,
-                               int64_t depth, const float* inverse, const float* factor,
-                               void* grad, bool single, float* dots, void* stream) {
+void launch_unit_rows_backward(const float* grad_unit, const Matrix& x, int64_t rows, int64_t depth,
+                               const float* inverse, const float* factor, void* grad,
+                               bool float32_grad, float* dots, void* stream) {
   with_dtype(x.dtype, [&](auto in) {
     using In = decltype(in);
     const auto launch = [&](auto* out) {
       using Out = std::remove_pointer_t<decltype(out)>;
-      launch_kernel(unit_rows_backward_kernel<In, Out>, {blocks_for(rows, kRows), kRows * kWarp},
-                    stream, grad_unit, x, rows, depth, inverse, factor, out, dots);
+      launch_kernel(unit_rows_backward_kernel<In, Out>,
+                    {blocks_for(rows, kBlockRows), kBlockRows * kWarp}, stream, grad_unit, x, rows,
+                    depth, inverse, factor, out, dots);
     };
-    single ? launch(static_cast<float*>(grad)) : launch(static_cast<In*>(grad));
+    float32_grad ? launch(static_cast<float*>(grad)) : launch(static_cast<In*>(grad));
   });
 }
 
 void launch_merge(const float* tops, const float* sums, int64_t tiles, int64_t count,
-                  const float* scale, bool running, float* top, float* sum, void* stream) {
+                  const float* scale, bool accumulate, float* top, float* sum, void* stream) {
   launch_kernel(merge_kernel, {blocks_for(count, kMergeThreads), kMergeThreads}, stream, tops, sums,
-                tiles, count, scale, running, top, sum);
+                tiles, count, scale, accumulate, top, sum);
 }
 
 }  // namespace fastsim

@@ -1,6 +1,6 @@
 #include "launch.cuh"
 
 namespace fastsim {
-template void launch_tiles(const Launch&, const SigmoidBoth&);
-template void launch_tiles(const Launch&, const SquaredErrorBoth&);
+template void launch_tiles(const Launch&, const SigmoidPass&);
+template void launch_tiles(const Launch&, const SquaredErrorPass&);
 }  // namespace fastsim

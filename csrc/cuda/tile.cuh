@@ -12,9 +12,9 @@ namespace fastsim {
 
 constexpr int kScratch = 8 * kTile;  // floats of scratch memory, which the reductions share
 
-// What the tiles of both engines have in common. The Tile of each engine adds three functions:
-// sync() is a barrier of all threads of the tile, acquire_staging() returns once `staging` may be
-// written, and store(s) writes score gradients to the panel.
+// The members that the tiles of both engines share. The Tile of each engine adds three functions.
+// sync() is a barrier of all threads of the tile. acquire_staging() returns once `staging` may be
+// written. store(s) writes score gradients to the panel.
 template <class Shape_, class Element_>
 struct TileBase {
   using Shape = Shape_;
@@ -37,10 +37,10 @@ struct TileBase {
   }
   FASTSIM_DEVICE bool in_rows(int row) const { return row < grid.row1; }
   FASTSIM_DEVICE bool in_columns(int column) const { return column < grid.column1; }
-  // Hides the thread's index from the compiler. Otherwise the compiler would compute once what
-  // several loops over the scores have in common, and keep it in registers. The loops leave no
+  // Hides the thread's index from the compiler. Otherwise the compiler would compute the common
+  // terms of several loops over the scores once, and keep them in registers. The loops leave no
   // registers for that.
-  FASTSIM_DEVICE void forget() { conceal(thread); }
+  FASTSIM_DEVICE void conceal_thread() { conceal(thread); }
   FASTSIM_DEVICE int lane() const { return thread % kWarp; }
   FASTSIM_DEVICE int warp() const { return thread / kWarp; }
   FASTSIM_DEVICE int first_lane() const { return warp() * kWarp; }
@@ -65,19 +65,19 @@ struct PerRow {
 };
 
 // Calls f(score, row block, column block, e) for the thread's scores of row block i, up to the
-// grid's last column. Once in `together` column blocks it checks whether columns are left. The
-// check also splits the code: in one piece, the compiler would have more scores in flight than
-// there are registers for.
+// grid's last column. Before each `blocks_per_check` column blocks it checks whether columns are
+// left. The check also splits the code: in one piece, the compiler would have more scores in flight
+// than there are registers for.
 template <class Tile, class F>
 FASTSIM_DEVICE void for_block(const Tile& tile, typename Tile::Scores& s, int i, const F& f) {
-  constexpr int together = Tile::Shape::together;
+  constexpr int group = Tile::Shape::blocks_per_check;
 #pragma unroll
-  for (int first = 0; first < Tile::Shape::column_blocks; first += together) {
+  for (int first = 0; first < Tile::Shape::column_blocks; first += group) {
     if (!tile.in_columns(tile.column0() + Tile::Shape::column_of(tile.first_lane(), first, 0))) {
       break;
     }
 #pragma unroll
-    for (int j = first; j < first + together; ++j) {
+    for (int j = first; j < first + group; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         conceal(s[i][j][e]);  // so that no result of one loop is kept for the next
@@ -86,7 +86,8 @@ FASTSIM_DEVICE void for_block(const Tile& tile, typename Tile::Scores& s, int i,
     }
   }
 }
-// The same for all row blocks of the thread.
+
+// Does the same for all row blocks of the thread.
 template <class Tile, class F>
 FASTSIM_DEVICE void for_scores(const Tile& tile, typename Tile::Scores& s, const F& f) {
 #pragma unroll
@@ -95,7 +96,7 @@ FASTSIM_DEVICE void for_scores(const Tile& tile, typename Tile::Scores& s, const
 
 // A number for each of the thread's two rows of a row block.
 template <class T>
-struct Two {
+struct RowPair {
   T values[2];
   FASTSIM_DEVICE T& operator()(int e) { return values[e / 2]; }
 };
@@ -103,7 +104,7 @@ struct Two {
 // The numbers of the thread's two rows of row block i. `vector` is indexed by the rows of the whole
 // matrix. A row past the edge has the number `fallback`, and so have all rows if `vector` is null.
 template <class T, class Tile>
-FASTSIM_DEVICE Two<T> load_rows(const Tile& tile, int i, const T* vector, T fallback) {
+FASTSIM_DEVICE RowPair<T> load_rows(const Tile& tile, int i, const T* vector, T fallback) {
   const int upper = tile.row(i, 0), lower = tile.row(i, 2);
   return {vector && tile.in_rows(upper) ? vector[upper] : fallback,
           vector && tile.in_rows(lower) ? vector[lower] : fallback};
@@ -126,13 +127,13 @@ FASTSIM_DEVICE const T* stage_columns(const Tile& tile, int slot, const T* vecto
 // ---- pairs ----
 
 // The column of a row's positive.
-struct OwnColumn {
+struct PositiveColumn {
   const int64_t* positives;
   FASTSIM_DEVICE int operator()(int row) const { return static_cast<int>(positives[row]); }
 };
 
 // Sets the scores of pairs that are left out, and all scores past the edge, to kLeftOut. Most tiles
-// have none.
+// have no such scores.
 template <class Tile>
 FASTSIM_DEVICE void leave_out(Tile& tile, const Pairs& pairs, typename Tile::Scores& s) {
   const int row_end = tile.row0() + kTile, column_end = tile.column0() + kTile;
@@ -140,7 +141,7 @@ FASTSIM_DEVICE void leave_out(Tile& tile, const Pairs& pairs, typename Tile::Sco
   const bool lower = pairs.skip == Skip::lower, diagonal = pairs.skip == Skip::diagonal;
   if (edge || (lower && tile.column0() < row_end) ||
       (diagonal && tile.column0() < row_end && tile.row0() < column_end)) {
-    tile.forget();
+    tile.conceal_thread();
     for_scores(tile, s, [&](float& value, int i, int j, int e) {
       const int row = tile.row(i, e), column = tile.column(j, e);
       const bool skipped = (diagonal && row == column) || (lower && column <= row);
@@ -148,15 +149,15 @@ FASTSIM_DEVICE void leave_out(Tile& tile, const Pairs& pairs, typename Tile::Sco
     });
   }
   if (!pairs.row_ids) return;
-  tile.forget();
+  tile.conceal_thread();
   // Scratch memory is free without a barrier: leaving out is the first step of an epilogue, and all
   // threads of a consumer warp group have waited for its turn since they last used the memory.
   const int64_t* ids = stage_columns<Tile, int64_t>(tile, 0, pairs.column_ids, 0);
   tile.sync();
 #pragma unroll
   for (int i = 0; i < Tile::Shape::row_blocks; ++i) {
-    Two<int64_t> id = load_rows<int64_t>(tile, i, pairs.row_ids, 0);
-    Two<int64_t> positive = load_rows<int64_t>(tile, i, pairs.positives, -1);
+    RowPair<int64_t> id = load_rows<int64_t>(tile, i, pairs.row_ids, 0);
+    RowPair<int64_t> positive = load_rows<int64_t>(tile, i, pairs.positives, -1);
     for_block(tile, s, i, [&](float& value, int, int j, int e) {
       const int offset = Tile::Shape::column_of(tile.thread, j, e);
       if (ids[offset] == id(e) && tile.column0() + offset != positive(e)) value = kLeftOut<float>;
@@ -164,14 +165,15 @@ FASTSIM_DEVICE void leave_out(Tile& tile, const Pairs& pairs, typename Tile::Sco
   }
 }
 
-// Calls f(score, row block, e) for those of the thread's scores that are in the column wanted(row)
-// of their row. Few tiles have any.
-template <class Tile, class Wanted, class F>
-FASTSIM_DEVICE void at_own(Tile& tile, const Wanted& wanted, typename Tile::Scores& s, const F& f) {
-  tile.forget();
+// Calls f(score, row block, e) for each of the thread's scores that is in the column
+// column_of_row(row) of its row. Few tiles have such scores.
+template <class Tile, class ColumnOfRow, class F>
+FASTSIM_DEVICE void for_column_of_row(Tile& tile, const ColumnOfRow& column_of_row,
+                                      typename Tile::Scores& s, const F& f) {
+  tile.conceal_thread();
   for_rows<Tile>([&](int block, int e) {
     const int row = tile.row(block, e);
-    const int offset = tile.in_rows(row) ? wanted(row) - tile.column0() : -1;
+    const int offset = tile.in_rows(row) ? column_of_row(row) - tile.column0() : -1;
     if (offset < 0 || offset >= kTile) return;
 #pragma unroll
     for (int j = 0; j < Tile::Shape::column_blocks; ++j) {
@@ -224,7 +226,7 @@ FASTSIM_DEVICE void stage_targets(Tile& tile, const Matrix& dense, int part) {
 template <class Tile, class F>
 FASTSIM_DEVICE void with_targets(Tile& tile, const Pairs& pairs, const F& f) {
   using Shape = typename Tile::Shape;
-  tile.forget();
+  tile.conceal_thread();
   if (pairs.dense.data) {
     constexpr int height = Shape::row_blocks / Shape::parts;
     const float* staged = reinterpret_cast<const float*>(tile.staging);
@@ -245,7 +247,7 @@ FASTSIM_DEVICE void with_targets(Tile& tile, const Pairs& pairs, const F& f) {
   tile.sync();
 #pragma unroll
   for (int i = 0; i < Shape::row_blocks; ++i) {
-    Two<int64_t> group = load_rows<int64_t>(tile, i, pairs.row_groups, 0);
+    RowPair<int64_t> group = load_rows<int64_t>(tile, i, pairs.row_groups, 0);
     f(i, [&](float score, int j, int e) {
       const bool same = staged_groups[Shape::column_of(tile.thread, j, e)] == group(e);
       return score <= kLeftOut<float> ? 0.0f : same ? 1.0f : pairs.negative_target;
@@ -255,7 +257,7 @@ FASTSIM_DEVICE void with_targets(Tile& tile, const Pairs& pairs, const F& f) {
 
 // ---- reductions ----
 
-struct Largest {
+struct Maximum {
   // A NaN is never the maximum. It shows in the sums.
   FASTSIM_DEVICE float operator()(float a, float b) const { return fmaxf(a, b); }
 };
@@ -263,8 +265,9 @@ struct Sum {
   FASTSIM_DEVICE float operator()(float a, float b) const { return a + b; }
 };
 
-// Reduces the values of each row over the threads that share the row. Before, each thread has the
-// value of its own scores. Afterwards, each of these threads has the value of the tile's whole row.
+// Reduces the values of each row over the threads that share the row. Before the call a thread has
+// the value of the scores that it holds. After it, each thread has the value of the tile's whole
+// row.
 template <class Tile, class T, class Op>
 FASTSIM_DEVICE void reduce_rows(Tile& tile, PerRow<T, Tile>& v, const Op& op) {
   for_rows<Tile>([&](int block, int e) {
@@ -303,14 +306,15 @@ FASTSIM_DEVICE void store_rows(const Tile& tile, PerRow<T, Tile>& v, T* partials
 }
 
 // One step of a reduction over the lanes of a warp. A lane has 2 * half values. It sends one half
-// of them to its partner, the lane lane ^ mask, and combines the other half with those it receives.
+// of them to its partner, the lane lane ^ mask, and combines the other half with the values that it
+// receives.
 template <int half, int mask, int count, class Op>
 FASTSIM_DEVICE void reduce_half(int lane, float (&v)[count], const Op& op) {
   const bool upper = lane & mask;
 #pragma unroll
   for (int i = 0; i < half; ++i) {
-    const float sent = upper ? v[i] : v[i + half], kept = upper ? v[i + half] : v[i];
-    v[i] = op(kept, lane_exchange(sent, mask));
+    const float to_send = upper ? v[i] : v[i + half], to_keep = upper ? v[i + half] : v[i];
+    v[i] = op(to_keep, lane_exchange(to_send, mask));
   }
 }
 
@@ -326,7 +330,7 @@ FASTSIM_DEVICE const float* reduce_columns(Tile& tile,
   reduce_half<count / 4, 8>(tile.lane(), v, op);
   reduce_half<count / 8, 4>(tile.lane(), v, op);
   const int row_warp = tile.warp() / Tile::Shape::column_warps;
-  const int first = kept_value(tile.lane(), count);
+  const int first = first_lane_value(tile.lane(), count);
   tile.sync();
 #pragma unroll
   for (int i = 0; i < count / 8; ++i) {

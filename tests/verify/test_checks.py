@@ -295,7 +295,7 @@ def test_rows_are_tried_on_both_sides_of_a_turning_width(arch, dtype, monkeypatc
     monkeypatch.setattr(triton_backend, "architecture", lambda device: arch)
     widths = [width for _, _, width in checks.shapes("triton", dtype, torch.device("cuda:0"))]
     place = arch, table.operand_kind(dtype, arch), 4096
-    for turning in table.block_sizes(*place).spare, table.kept_sizes(*place).spare:
+    for turning in table.block_sizes(*place).break_even, table.kept_sizes(*place).break_even:
         assert min(widths) < turning <= max(widths)
         assert turning in widths
 

@@ -13,6 +13,7 @@ import torch
 from fastsim.backends import lists
 from fastsim.backends.cuda import passes as cuda_passes
 from fastsim.backends.extras import DOT, EXTRAS
+from fastsim.backends.triton import installed
 from fastsim.backends.triton.backend import TritonBackend, _panel, interpreting
 from fastsim.operators import constant_once
 
@@ -61,11 +62,13 @@ class CudaBackend(TritonBackend):
         return self._verified()
 
     def serves_one_call(self, tile, rows, columns, width, self_similarity, dtype):
-        """As the Triton backend, with its kernels, if Triton can be used."""
+        """As the Triton backend, with its kernels, if Triton can compile and launch them."""
         if not super().serves_one_call(tile, rows, columns, width, self_similarity, dtype):
             return False
         tensor = next(tensor for tensor in tile.pairs.tensors() if tensor is not None)
-        return not interpreting() and TritonBackend().unsupported_reason(tensor) is None
+        if interpreting() or not installed.has_compiler():
+            return False
+        return TritonBackend().unsupported_reason(tensor) is None
 
     def unit_rows(self, x, dtype=None):
         return cuda_passes.unit_rows(x, dtype)
@@ -99,8 +102,8 @@ class CudaBackend(TritonBackend):
 
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = _panel(workspace, block)
-        of_block = tile.coefficients_of_block(coefficients, block)
-        cuda_passes.score_grad(tile, unit_x, unit_y, block, of_block, panel)
+        block_coefficients = tile.coefficients_of_block(coefficients, block)
+        cuda_passes.score_grad(tile, unit_x, unit_y, block, block_coefficients, panel)
         return panel
 
     def paired_scores(self, unit_x, unit_y):

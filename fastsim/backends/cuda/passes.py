@@ -1,7 +1,7 @@
 """The passes of the engine as CUDA operators: the state of each kind of loss, and how it is merged.
 
-Partial results are (columns of tiles, rows) and (rows of tiles, columns) float32. Each tile has its
-own place (csrc/cuda/arguments.h), and they are added up in one order.
+Partial results are (columns of tiles, rows) and (rows of tiles, columns) float32. No two tiles
+write to the same memory (csrc/cuda/arguments.h). Partial results are added up in one order.
 """
 
 from dataclasses import fields
@@ -18,7 +18,7 @@ LINE = 128  # bytes: unit rows are padded to whole lines
 HALF, TF32, FULL = "half", "tf32", "full"  # Product of csrc/cuda/arguments.h
 
 # The fields that the kernels know. Any other field that is not at its default is refused.
-KNOWN = {
+KNOWN_FIELDS = {
     TileLoss: {"kind", "pairs", "scale", "bias", "margin", "normalise", "symmetric", "levels"}
     | {"group"},  # its ranks merge the state outside
     Pairs: {"positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense"}
@@ -30,7 +30,7 @@ KNOWN = {
 def check_known(part, what):
     """RuntimeError for a field of a TileLoss or Pairs that the kernels do not know."""
     for field in fields(part):
-        if field.name not in KNOWN[type(part)]:
+        if field.name not in KNOWN_FIELDS[type(part)]:
             value = getattr(part, field.name)
             if value is not field.default and value != field.default:
                 refuse(f"it does not know {field.name} of {what}")
@@ -113,13 +113,13 @@ class Launch:
         self.pair_arguments = (*vectors, pairs.dense, pairs.negative_target, pairs.skip)
         self.product = product(unit_x.dtype)
         self.size = operators().tile_size()
-        self.everything = slice(0, unit_x.shape[0]), slice(0, unit_y.shape[0])
+        self.whole_matrix = slice(0, unit_x.shape[0]), slice(0, unit_y.shape[0])
 
     def __call__(self, operator, block, *arguments):
         rows, columns = block
         ends = rows.start, rows.stop, columns.start, columns.stop
-        place = *ends, *self.pair_arguments, stream(self.unit_x)
-        operator(self.unit_x, self.unit_y, self.product, *place, *arguments)
+        tiles = *ends, *self.pair_arguments, stream(self.unit_x)  # TILES of csrc/cuda/ops.cpp
+        operator(self.unit_x, self.unit_y, self.product, *tiles, *arguments)
 
     def tiles(self, block):
         """(rows, columns) of tiles of a block."""
@@ -130,10 +130,11 @@ class Launch:
 
         per_tile: bytes of partial results of a tile.
         """
-        rows, columns = self.everything
-        tall = max(1, PARTIALS // (self.tiles(self.everything)[1] * per_tile)) * self.size
-        for top in range(0, rows.stop, tall):
-            yield slice(top, min(rows.stop, top + tall)), columns
+        rows, columns = self.whole_matrix
+        _, tile_columns = self.tiles(self.whole_matrix)
+        height = max(1, PARTIALS // (tile_columns * per_tile)) * self.size
+        for top in range(0, rows.stop, height):
+            yield slice(top, min(rows.stop, top + height)), columns
 
     def empty(self, *shape):
         return self.unit_x.new_empty(shape, dtype=torch.float32)
@@ -150,8 +151,8 @@ class Launch:
         into: None, or such a result, into which they are merged.
         """
         top, total = into or (self.empty(tops.shape[1]) for _ in "ts")
-        running = into is not None
-        operators().merge(tops, sums, scale, running, top, total, stream(tops))
+        accumulate = into is not None
+        operators().merge(tops, sums, scale, accumulate, top, total, stream(tops))
         return [top, total]
 
 
@@ -198,17 +199,19 @@ class _SoftmaxForward:
 
     def add(self, block):
         tile, run = self.tile, self.run
-        one, height = tile.pairs.one_positive, block[0].stop - block[0].start
+        one_positive, height = tile.pairs.one_positive, block[0].stop - block[0].start
         tops, sums = run.row_partials(block), run.row_partials(block)
-        positive = run.empty(height) if one else None
-        targets = (None, None) if one else (run.row_partials(block), run.row_partials(block))
+        positive = run.empty(height) if one_positive else None
+        targets = (None, None)
+        if not one_positive:
+            targets = run.row_partials(block), run.row_partials(block)
         columns = (None, None)
         if tile.symmetric:
             columns = run.column_partials(block), run.column_partials(block)
         forward = operators().softmax_forward
         run(forward, block, tile.scale, tile.margin, tops, sums, positive, *targets, *columns)
         state = [part.double() for part in run.merge(tops, sums, tile.scale)]
-        if one:
+        if one_positive:
             state += [positive.double() * tile.scale, torch.ones_like(state[0])]
         else:
             scores, counts = (part.sum(0, dtype=torch.float64) for part in targets)
@@ -257,8 +260,8 @@ class _LevelsForward:
 
     def add(self, block):
         run, scale = self.run, self.tile.scale
-        tall, wide = run.tiles(block)
-        out = run.empty(tall * wide, 2, 2, self.levels.numel())
+        tile_rows, tile_columns = run.tiles(block)
+        out = run.empty(tile_rows * tile_columns, 2, 2, self.levels.numel())
         run(operators().levels_forward, block, scale, self.levels, out)
         partials = out.double().unbind(2)
         self.top, self.sum = with_partials(self.top, self.sum, *partials, scale)

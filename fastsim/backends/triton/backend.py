@@ -9,13 +9,13 @@ kernels are in fastsim/backends/triton/kernels, which is imported on first use.
 
 Let u = N M D. Forward and backward take 6u operations if each score is computed once, and 8u if it
 is computed twice.
-    Elementwise losses: 6u. Loss and score gradient come from one product.
-    Losses that depend on rows alone: 6u, as the scores are kept in 16 bits for the score gradients
-        (kernels/kept.py); 8u below the depth that kernels/table.py names.
-    Losses that also depend on columns or on the whole matrix: as losses that depend on rows alone
-        if the matrix fits into the panel, else 8u. It fits up to 13,500 to 27,000 rows and columns,
-        depending on the memory of the device; FASTSIM_PANEL_MB allows more.
-    float32 operands and dot products, unless the loss is elementwise: 8u.
+    Elementwise losses take 6u. Loss and score gradient come from one product.
+    Losses that depend on rows alone take 6u, as the scores are kept in 16 bits for the score
+        gradients (kernels/kept.py). Below the depth that kernels/table.py names they take 8u.
+    Losses that also depend on columns or on the whole matrix take as many as losses that depend on
+        rows alone if the matrix fits into the panel, else 8u. It fits up to 13,500 to 27,000 rows
+        and columns, depending on the memory of the device. FASTSIM_PANEL_MB allows more.
+    With float32 operands and dot products a loss takes 8u, unless it is elementwise.
 """
 
 import functools
@@ -42,18 +42,23 @@ from fastsim.operators import constant_result
 from fastsim.pairs import Pairs
 from fastsim.precision import power_of_two
 
-# The least and the most bytes of a panel of float16 score gradients; in float32 a panel takes twice
-# as many. Between these bounds a panel takes 1 / SHARE of the device's memory. FASTSIM_PANEL_MB
-# sets another size; with 8,200 a matrix of 65,536 x 65,536 is one panel. With 65,536 columns the
-# smallest panel has 2816 rows: its product with rows of 768 features has 132 tiles, one for each
-# multiprocessor of an H200. The gradient of the columns is a sum over panels: with the largest
-# panel it is read and written a quarter as often.
+# PANEL and LARGEST_PANEL are the least and the most bytes of a panel of float16 score gradients. A
+# panel in float32 takes twice as many. Between these bounds a panel takes 1 / SHARE of the device's
+# memory. FASTSIM_PANEL_MB sets another size; with 8,200 a matrix of 65,536 x 65,536 is one panel.
+# With 65,536 columns the smallest panel has 2816 rows: its product with rows of 768 features has
+# 132 tiles, one for each multiprocessor of an H200. The gradient of the columns is a sum over
+# panels: with the largest panel it is read and written a quarter as often.
 PANEL, LARGEST_PANEL, SHARE = 352 << 20, 1408 << 20, 64
-WIDEST = 1 << 17  # columns of a block of whole rows; with more the products have too few rows
-WIDE = 1 << 14  # columns of any other block: tall blocks read the sums over panels back less often
-TALL = 128  # the height of a block is a multiple of this, so that only the last tile is ragged
+# The most columns of a block of whole rows. With more columns the products have too few rows.
+MOST_COLUMNS = 1 << 17
+# The most columns of any other block. With more rows in a block, the sums over panels are read back
+# less often.
+PART_COLUMNS = 1 << 14
+# The rows of a block are a multiple of this number, so that only the last tile is ragged.
+ROW_MULTIPLE = 128
 OLDEST_TRITON = (3, 6)
-SMALLEST = 2.0**-85  # least bound on score gradients: loss scale and its inverse are then normal
+# The least bound on score gradients. The loss scale and its inverse are then normal numbers.
+SMALLEST = 2.0**-85
 
 
 def interpreting():
@@ -135,14 +140,15 @@ class TritonBackend(SmallBatch, Backend):
     def unsupported_reason(self, *tensors, kind=None):
         if not installed.FOUND:
             return "Triton is not installed (pip install triton)"
-        served = "cpu" if interpreting() else "cuda"
+        device_type = "cpu" if interpreting() else "cuda"
         for tensor in tensors:
-            if tensor.device.type != served:
-                wanted = "GPU tensors" if served == "cuda" else "CPU tensors (TRITON_INTERPRET=1)"
-                return f"it serves {wanted}, got one on {tensor.device}"
+            if tensor.device.type != device_type:
+                on_gpu = device_type == "cuda"
+                tensors_served = "GPU tensors" if on_gpu else "CPU tensors (TRITON_INTERPRET=1)"
+                return f"it serves {tensors_served}, got one on {tensor.device}"
             if tensor.dtype == torch.float64:
                 return "it serves float16, bfloat16 and float32, got torch.float64"
-        if served == "cuda":
+        if device_type == "cuda":
             if not torch.cuda.is_available():
                 return "no GPU is visible (TRITON_INTERPRET=1 runs the kernels on CPU tensors)"
             device = tensors[0].device.index if tensors else torch.cuda.current_device()
@@ -157,9 +163,9 @@ class TritonBackend(SmallBatch, Backend):
 
     def turning_widths(self, dtype, device):
         arch = architecture(device)
-        place = arch, operand_kind(dtype, arch), SHALLOW + 1
-        turning = {block_sizes(*place).spare, kept_sizes(*place).spare}
-        return sorted(turning - {0})  # 0, the interpreter's: no row is narrower
+        key = arch, operand_kind(dtype, arch), SHALLOW + 1
+        widths = {block_sizes(*key).break_even, kept_sizes(*key).break_even}
+        return sorted(widths - {0})  # the interpreter has 0, and no row is narrower
 
     def note(self):
         return ", interpreted on CPU tensors" if interpreting() else self._verified()
@@ -169,11 +175,11 @@ class TritonBackend(SmallBatch, Backend):
         from fastsim.verify import verdicts  # it imports the package of the backends
 
         device, name = torch.cuda.current_device(), torch.cuda.get_device_name()
-        known = verdicts.current(self.name, torch.device("cuda", device))
-        taken = sum(verdict.may_be_taken for verdict in known)
+        found = verdicts.current(self.name, torch.device("cuda", device))
+        usable = sum(verdict.may_be_taken for verdict in found)
         status = f"unverified on this device ({name}): `auto` leaves it out"
-        if known:
-            status = f"`auto` takes it by {taken} of {len(known)} verdicts on this device ({name})"
+        if found:
+            status = f"`auto` takes it by {usable} of {len(found)} verdicts on this device ({name})"
         return f', {status}, backend="{self.name}" asks for it'
 
     def multiply(self, left, right, out, *, accumulate):
@@ -222,18 +228,18 @@ class TritonBackend(SmallBatch, Backend):
         return _operands().unit_rows_backward(grad_rows, x, inverse, factor, dtype, scaled=scaled)
 
     def whole_rows_fit(self, columns, device):
-        return columns <= WIDEST
+        return columns <= MOST_COLUMNS
 
     def whole_matrix_fits(self, rows, columns, device):
-        return columns <= WIDEST and 2 * rows * _padded(columns) <= _panel_bytes(device)
+        return columns <= MOST_COLUMNS and 2 * rows * _padded(columns) <= _panel_bytes(device)
 
     def blocks(self, rows, columns, device, *, whole_rows=False, lower=False):
         shape = _block_shape(rows, columns, device, whole_rows)
         return blocks_within(rows, columns, *shape, lower=lower)
 
     def workspace(self, unit_x, unit_y, *, whole_rows=False, keep=False):
-        tall, wide = _block_shape(len(unit_x), len(unit_y), unit_x.device, whole_rows)
-        return unit_x.new_empty(tall * _padded(wide))
+        rows, columns = _block_shape(len(unit_x), len(unit_y), unit_x.device, whole_rows)
+        return unit_x.new_empty(rows * _padded(columns))
 
     def forward(self, tile, unit_x, unit_y, *, workspace=None, sums=None):
         return _passes().forward(tile, unit_x, unit_y, sums)
@@ -247,8 +253,8 @@ class TritonBackend(SmallBatch, Backend):
     def score_grad(self, tile, unit_x, unit_y, block, coefficients, workspace):
         panel = _panel(workspace, block)
         passes = _passes()
-        of_block = tile.coefficients_of_block(coefficients, block)
-        passes.score_grad(tile, unit_x, unit_y, block, of_block, panel)
+        block_coefficients = tile.coefficients_of_block(coefficients, block)
+        passes.score_grad(tile, unit_x, unit_y, block, block_coefficients, panel)
         return panel
 
     def paired_scores(self, unit_x, unit_y):
@@ -272,6 +278,7 @@ class TritonBackend(SmallBatch, Backend):
 
 
 def _padded(columns):
+    """`columns`, rounded up to whole lines of a panel."""
     return -(-columns // PANEL_LINE) * PANEL_LINE
 
 
@@ -281,11 +288,11 @@ def _panel_bytes(device):
 
 def _block_shape(rows, columns, device, whole_rows):
     """(rows, columns) of a block of at most `_panel_bytes` in float16, or twice that in float32."""
-    wide = columns if whole_rows else min(columns, WIDE)
-    line, most = 2 * _padded(wide), _panel_bytes(device)
-    if rows * line <= most:
-        return rows, wide
-    return min(rows, max(1, most // (line * TALL)) * TALL), wide
+    columns = columns if whole_rows else min(columns, PART_COLUMNS)
+    row_bytes, most = 2 * _padded(columns), _panel_bytes(device)
+    if rows * row_bytes > most:
+        rows = min(rows, max(1, most // (row_bytes * ROW_MULTIPLE)) * ROW_MULTIPLE)
+    return rows, columns
 
 
 def _panel(workspace, block):

@@ -17,9 +17,12 @@ import torch
 from fastsim.backends.half_rows import LARGEST, LARGEST_GRADIENT
 from fastsim.backends.panel import panel_bytes
 
-MOST = 1 << 26  # scores: their products take 256 MB; with more, the products outweigh the calls
-FEWER = 1 << 24  # scores at most for losses with more work on each: sigmoid and symmetric losses
-WIDEST = 1 << 13  # columns at most: a program holds all columns of a row at a time
+# The most scores. Their products take 256 MB. With more scores the products outweigh the calls.
+MOST_SCORES = 1 << 26
+# The most scores of losses with more work on each score: sigmoid and symmetric losses.
+MOST_HEAVY_SCORES = 1 << 24
+# The most columns. A program holds all columns of a row at a time.
+MOST_COLUMNS = 1 << 13
 
 
 @functools.cache
@@ -34,11 +37,12 @@ class SmallBatch:
 
     def serves_one_call(self, tile, rows, columns, width, self_similarity, dtype):
         pairs = tile.pairs
-        if tile.kind not in LARGEST_GRADIENT or columns > WIDEST:
+        if tile.kind not in LARGEST_GRADIENT or columns > MOST_COLUMNS:
             return False
-        if rows * columns > (FEWER if tile.symmetric or tile.kind == "sigmoid" else MOST):
+        heavy = tile.symmetric or tile.kind == "sigmoid"
+        if rows * columns > (MOST_HEAVY_SCORES if heavy else MOST_SCORES):
             return False
-        if 4 * rows * columns > panel_bytes(4 * MOST) or not (tile.cosine and tile.by_index):
+        if 4 * rows * columns > panel_bytes(4 * MOST_SCORES) or not (tile.cosine and tile.by_index):
             return False
         if tile.kind != "softmax" or pairs.one_positive:
             return pairs.distinct or not tile.symmetric
@@ -46,7 +50,7 @@ class SmallBatch:
 
     def in_one_call(self, tile, x, y, scale, bias, weights, needs_grad, totals=None, prefixes=None):
         launches = _launches()
-        operands = launches.rows_of(x, y)
+        operands = launches.unit_sides(x, y)
         unit_x, unit_y, _ = operands
         rows, columns = unit_x.shape[0], unit_y.shape[0]
         products = unit_x.new_empty((rows, columns), dtype=torch.float32)
@@ -99,14 +103,14 @@ class SmallBatch:
 
 
 def _number(value):
-    """A number as kernels take it: no integer, as they would be compiled for each one."""
+    """A number as kernels take it: a float, as a kernel would be compiled for each integer."""
     return value if isinstance(value, torch.Tensor) else float(value)
 
 
 def _panel(unit, products):
     """The panel (N, M) in the type of the operands, each row in the memory of its products.
 
-    If its rows would then not be aligned for library products, it has memory of its own.
+    If its rows would then not be aligned for library products, it gets new memory.
     """
     rows, columns = products.shape
     if unit.dtype == torch.float32:

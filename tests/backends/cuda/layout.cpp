@@ -52,7 +52,7 @@ void check_kept(int count) {
       size /= 2;
       if (lane & mask) first += size;
     }
-    expect(kept_value(lane, count) == first, "kept_value");
+    expect(first_lane_value(lane, count) == first, "first_lane_value");
   }
 }
 
@@ -104,16 +104,16 @@ void check_order(int rows, int columns, int band) {
   std::set<std::pair<int, int>> seen;
   int last = 0;
   for (int64_t i = 0; i < int64_t{rows} * columns; ++i) {
-    const Place p = tile_place(i, rows, columns, band);
-    expect(p.row >= 0 && p.row < rows && p.column >= 0 && p.column < columns, "tile_place range");
-    expect(p.row / band >= last, "tile_place band");
+    const Position p = tile_position(i, rows, columns, band);
+    expect(p.row >= 0 && p.row < rows && p.column >= 0 && p.column < columns, "tile_position range");
+    expect(p.row / band >= last, "tile_position band");
     last = p.row / band;
     seen.insert({p.row, p.column});
   }
-  expect(seen.size() == static_cast<size_t>(rows) * columns, "tile_place");
+  expect(seen.size() == static_cast<size_t>(rows) * columns, "tile_position");
 }
 
-static_assert(tile_place(3, 2, 5, 16).row == 1 && tile_place(3, 2, 5, 16).column == 1);
+static_assert(tile_position(3, 2, 5, 16).row == 1 && tile_position(3, 2, 5, 16).column == 1);
 
 }  // namespace
 
@@ -130,8 +130,8 @@ int main() {
     }
   }
   // Past 2^31 tiles of a row of bands.
-  const Place far = tile_place((int64_t{1} << 33) + 5, 1 << 18, 1 << 18, 16);
+  const Position far = tile_position((int64_t{1} << 33) + 5, 1 << 18, 1 << 18, 16);
   expect(int64_t{far.row / 16} * 16 * (1 << 18) + int64_t{far.column} * 16 + far.row % 16 ==
-             (int64_t{1} << 33) + 5, "tile_place far");
+             (int64_t{1} << 33) + 5, "tile_position far");
   return failures != 0;
 }

@@ -44,8 +44,8 @@ def found(built):
 EPILOGUES = {
     "SoftmaxForward",
     "SoftmaxScoreGrad",
-    "SigmoidBoth",
-    "SquaredErrorBoth",
+    "SigmoidPass",
+    "SquaredErrorPass",
     "LevelsForward",
     "LevelsScoreGrad",
     "ClosestForward",
@@ -149,8 +149,8 @@ def test_an_unknown_loss_is_refused():
 
 
 def test_an_unknown_option_is_refused(monkeypatch):
-    fewer = cuda_passes.KNOWN | {TileLoss: cuda_passes.KNOWN[TileLoss] - {"margin"}}
-    monkeypatch.setattr(cuda_passes, "KNOWN", fewer)
+    fewer = cuda_passes.KNOWN_FIELDS | {TileLoss: cuda_passes.KNOWN_FIELDS[TileLoss] - {"margin"}}
+    monkeypatch.setattr(cuda_passes, "KNOWN_FIELDS", fewer)
     pairs = Pairs(torch.arange(3))
     cuda_passes.check_tile(TileLoss("softmax", pairs))
     with pytest.raises(RuntimeError, match="it does not know margin of softmax losses"):

@@ -118,3 +118,107 @@ def test_nan_reaches_the_loss(case):
     tensors, others, options = inputs(case, (20, 33, 12), torch.float16, seed=2)
     tensors[0][3, 5] = torch.nan
     assert not case.loss(*tensors, *others, **options, backend="cuda").isfinite()
+
+
+# ---- refusals of the operators ----
+
+HALF = torch.float16
+NUMBERS = torch.zeros(2, 4)  # for any argument of float32 numbers
+COLUMNS = torch.zeros(2, 4, dtype=torch.int32)
+
+
+def tiles(**changed):
+    """The first arguments of an operator over tiles, of 5 rows and 7 columns."""
+    arguments = {"x": torch.zeros(5, 64, dtype=HALF), "y": torch.zeros(7, 64, dtype=HALF)}
+    arguments |= {"product": "half", "row0": 0, "row1": 5, "column0": 0, "column1": 7}
+    pairs = ("positives", "row_ids", "column_ids", "row_groups", "column_groups", "dense")
+    arguments |= dict.fromkeys(pairs) | {"negative_target": -1.0, "skip": "nothing", "stream": 0}
+    assert changed.keys() <= arguments.keys()
+    return (arguments | changed).values()
+
+
+def softmax(*further, **changed):
+    return (*tiles(**changed), NUMBERS[0, :1], 0.0, NUMBERS, NUMBERS, *further)
+
+
+REFUSED = [
+    (
+        "closest",
+        (*tiles(product="odd"), None, NUMBERS, COLUMNS),
+        "product: wanted half, tf32 or .*odd",
+    ),
+    (
+        "closest",
+        (*tiles(y=torch.zeros(7, 32, dtype=HALF)), None, NUMBERS, COLUMNS),
+        r"y: wanted unit rows Half .* got \(7, 32\) Half, strides \(32, 1\), on a GPU",
+    ),
+    (
+        "closest",
+        (*tiles(row1=6), None, NUMBERS, COLUMNS),
+        r"row0, .*: wanted a block inside \(5, 7\), got 0, 6, 0, 7",
+    ),
+    ("closest", (*tiles(skip="odd"), None, NUMBERS, COLUMNS), "skip: wanted .*, got odd"),
+    (
+        "closest",
+        (*tiles(), None, NUMBERS.double(), COLUMNS),
+        r"top: wanted contiguous numbers Float on a GPU, got \(2, 4\) Double",
+    ),
+    (
+        "closest",
+        (*tiles(row_ids=torch.zeros(5)), None, NUMBERS, COLUMNS),
+        "row_ids: wanted contiguous numbers Long on a GPU, got",
+    ),
+    ("softmax_forward", softmax(NUMBERS, *[None] * 4), "positives: wanted .*, got none"),
+    (
+        "softmax_forward",
+        softmax(None, NUMBERS, *[None] * 3),
+        "target_scores, target_sums: wanted both without positive, got one",
+    ),
+    (
+        "softmax_score_grad",
+        (
+            *softmax(NUMBERS, NUMBERS, NUMBERS, row_groups=torch.zeros(5, dtype=torch.int64)),
+            torch.zeros(5, 8, dtype=HALF),
+        ),
+        "column_top: wanted none beside dense or row_groups, got",
+    ),
+    (
+        "squared_error",
+        (*tiles(), None, NUMBERS, torch.zeros(5, 7, dtype=HALF)),
+        r"panel: wanted \(5, 7\) Half on a GPU, in rows .*, got \(5, 7\) Half, strides \(7, 1\)",
+    ),
+    ("squared_error", (*tiles(), None, NUMBERS, None), "weights, panel: wanted both .*, got one"),
+    (
+        "sigmoid",
+        (*tiles(), NUMBERS, NUMBERS, NUMBERS, None, None, None),
+        "loss, score_grad: wanted both or neither, got one",
+    ),
+    (
+        "unit_rows",
+        (NUMBERS.double(), NUMBERS, None, "full", 0),
+        "x: wanted rows Half, BFloat16 or Float on a GPU, got .* Double",
+    ),
+    ("unit_rows", (NUMBERS, NUMBERS, None, "half", 0), "unit: wanted contiguous rows Half .*, got"),
+    (
+        "unit_rows_backward",
+        (NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS.half(), NUMBERS, 0),
+        "grad: wanted contiguous rows of x's dtype or Float on a GPU, got .* Half",
+    ),
+    (
+        "scan",
+        (torch.zeros(3), torch.zeros(5).double(), torch.zeros(2, 3).double(), 0),
+        r"scratch: wanted \(2, 1, 2\), got \(5\) Double",
+    ),
+]
+
+
+@pytest.mark.skipif(not PORTABLE, reason="the operators are the same for both engines")
+@pytest.mark.parametrize(
+    ("operator", "arguments", "message"),
+    REFUSED,
+    ids=[f"{name}-{said.split(':')[0]}" for name, _, said in REFUSED],
+)
+def test_what_an_operator_refuses(operator, arguments, message):
+    """The error names the argument, what was wanted and what came."""
+    with pytest.raises(RuntimeError, match=f"fastsim: {message}"):
+        getattr(torch.ops.fastsim_cuda, operator)(*arguments)

@@ -12,6 +12,7 @@ from fastsim.backends.cuda import backend as cuda_backend
 from fastsim.backends.cuda import passes
 from fastsim.backends.cuda.backend import CudaBackend
 from fastsim.backends.torch.backend import TorchBackend
+from fastsim.backends.triton import installed
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.pairs import Pairs
 from fastsim.tile_loss import TileLoss
@@ -96,7 +97,33 @@ def test_a_small_batch_asks_for_the_device_of_its_tensors(monkeypatch):
 
     monkeypatch.setattr(TritonBackend, "unsupported_reason", reason)
     monkeypatch.setattr(cuda_backend, "interpreting", lambda: False)
+    monkeypatch.setattr(installed, "has_compiler", lambda: True)
     positives = torch.arange(5)
     tile = TileLoss("softmax", Pairs(positives))
     assert CudaBackend().serves_one_call(tile, 5, 7, 4, False, torch.float32)
     assert asked == [positives]
+
+
+def test_a_small_batch_without_a_c_compiler_takes_the_cuda_kernels(monkeypatch):
+    """Triton is installed and serves the device, but could not build a launcher."""
+    monkeypatch.setattr(TritonBackend, "unsupported_reason", lambda _, *tensors: None)
+    monkeypatch.setattr(cuda_backend, "interpreting", lambda: False)
+    tile = TileLoss("softmax", Pairs(torch.arange(5)))
+    for found in (True, False):
+        monkeypatch.setattr(installed, "has_compiler", lambda found=found: found)
+        assert CudaBackend().serves_one_call(tile, 5, 7, 4, False, torch.float32) == found
+
+
+def test_the_c_compilers_that_triton_takes(tmp_path, monkeypatch):
+    has_compiler = installed.has_compiler.__wrapped__
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not has_compiler()
+    program = tmp_path / "clang"
+    program.touch()
+    program.chmod(0o755)
+    assert has_compiler()
+    monkeypatch.setenv("CC", str(tmp_path / "missing"))
+    assert not has_compiler()
+    monkeypatch.setenv("CC", str(program))
+    assert has_compiler()

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton.kernels.places import number_or
+from fastsim.backends.triton.kernels.loads_and_stores import number_or_default
 from fastsim.backends.triton.kernels.rows import unit_rows, unit_rows_backward
 
 
@@ -27,11 +27,11 @@ def unit_rows_of_both_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """`unit_rows_kernel` for x (N, depth), and for y (M, depth) unless it is None.
+    """Does what `unit_rows_kernel` does, for x (N, depth), and for y (M, depth) unless it is None.
 
     inverse_ptr: (N + M,) receives the inverse norms of both.
-    SCALED: whether the rows are scaled by powers of two only. The rest of 1 / |x| is not stored, as
-        it follows from the inverse norms.
+    SCALED: whether the rows are scaled by powers of two only. The rest of 1 / |x| is not stored,
+        because it follows from the inverse norm.
     """
     program = tl.program_id(0)
     programs_of_x = tl.cdiv(rows, ROWS)
@@ -98,13 +98,14 @@ def unit_rows_of_both_backward_kernel(
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """`unit_rows_backward_kernel` for both sides, from gradients (N, width) and (M, width).
+    """Does what `unit_rows_backward_kernel` does, from gradients (N, width) and (M, width).
 
-    Both are multiplied by grad * scale * weight / GAIN. Each of the first three may be a number, a
-    pointer to one, or None for 1. A side is skipped if it has no memory for its gradient (None).
+    Both gradients are multiplied by grad * scale * weight / GAIN. Each of the first three factors
+    may be a number, a pointer to a number, or None for 1. A side is skipped if the memory for its
+    gradient is None.
     """
-    factor = number_or(scale, 1.0) * number_or(weight, 1.0) * (1.0 / GAIN)
-    factor *= number_or(grad_ptr, 1.0)
+    factor = number_or_default(scale, 1.0) * number_or_default(weight, 1.0) * (1.0 / GAIN)
+    factor *= number_or_default(grad_ptr, 1.0)
     program = tl.program_id(0)
     programs_of_x = 0
     if grad_x_ptr is not None:

@@ -6,7 +6,8 @@ import triton.language as tl
 from fastsim.backends.triton.kernels.epilogues.terms import LOG2_E
 from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
-PLANES = ["tops_ptr", "sums_ptr", "top_ptr", "sum_ptr"]  # planes of one tensor, of any size
+# Arguments that are planes of one tensor. A plane may have any size.
+PLANES = ["tops_ptr", "sums_ptr", "top_ptr", "sum_ptr"]
 
 
 @triton.jit(do_not_specialize=["tiles", "count"], do_not_specialize_on_alignment=PLANES)
@@ -18,18 +19,18 @@ def merge_exponentials_kernel(
     scale_ptr,
     tiles,
     count,
-    RUNNING: tl.constexpr,  # noqa: N803
+    ACCUMULATE: tl.constexpr,  # noqa: N803
     TILES: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     """Merges maxima and sums of exponentials (tiles, count) into (count,).
 
-    RUNNING: whether the results already hold maxima and sums, which are merged too.
+    ACCUMULATE: whether the results already hold maxima and sums, which are merged too.
     """
     scale = tl.load(scale_ptr) * LOG2_E
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count
-    if RUNNING:
+    if ACCUMULATE:
         top = tl.load(top_ptr + entry, mask=inside, other=LEFT_OUT)
         total = tl.load(sum_ptr + entry, mask=inside, other=0.0)
     else:

@@ -30,8 +30,10 @@ def dot_rows(x):
 def unit_rows(x, dtype, rest=None):
     """(unit rows, inverse norms) of x (N, D).
 
-    dtype: of the unit rows. None: they are operands, in the operands' dtype and padded to lines.
-    rest: (N,) receives `ScaledRows.rest`; the rows are then scaled by powers of two. Or None.
+    dtype: the dtype of the unit rows. If it is None, they are operands, in the operands' dtype and
+        padded to lines.
+    rest: (N,) receives `ScaledRows.rest`. The rows are then scaled by powers of two. It may be
+        None.
     """
     rows, depth = x.shape
     operand = dtype or operand_dtype(x.dtype)
@@ -127,7 +129,7 @@ def row_sizes(width):
     return max(1, 2048 // chunk), chunk
 
 
-def described(unit, rows, depth):
+def tile_descriptor(unit, rows, depth):
     """A descriptor of padded unit rows that loads tiles (rows, depth), with 0 past the last row."""
     shape = [unit.shape[0], unit.stride(0)]
     return TensorDescriptor(unit, shape, [unit.stride(0), 1], [rows, depth])

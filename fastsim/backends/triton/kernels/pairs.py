@@ -17,22 +17,22 @@ LEFT_OUT = tl.constexpr(EMPTY)
 
 
 @triton.jit
-def own_pairs(row_at, column, pairs):
+def positive_pairs(clamped_row, column, pairs):
     """For each pair of the tile, whether the column is the row's positive."""
     positives, _, _, _, _, _, _, _, _ = pairs
     if positives is None:
-        return tl.zeros((row_at.shape[0], column.shape[0]), tl.int1)
+        return tl.zeros((clamped_row.shape[0], column.shape[0]), tl.int1)
     else:  # compiled only if there are positives
-        return column[None, :] == tl.load(positives + row_at)[:, None]
+        return column[None, :] == tl.load(positives + clamped_row)[:, None]
 
 
 @triton.jit
-def without_left_out(
+def mark_left_out(
     scores,
     row,
     column,
-    row_at,
-    column_at,
+    clamped_row,
+    clamped_column,
     row1,
     column1,
     pairs,
@@ -46,8 +46,10 @@ def without_left_out(
     if SKIP == "lower":
         present = present & (column[None, :] > row[:, None] + offset)
     if row_ids is not None:
-        same = tl.load(row_ids + row_at)[:, None] == tl.load(column_ids + column_at)[None, :]
-        present = present & (own_pairs(row_at, column, pairs) | (same == 0))
+        same = (
+            tl.load(row_ids + clamped_row)[:, None] == tl.load(column_ids + clamped_column)[None, :]
+        )
+        present = present & (positive_pairs(clamped_row, column, pairs) | (same == 0))
     return tl.where(present, scores, LEFT_OUT)
 
 
@@ -77,7 +79,17 @@ def all_take_part(
 
 
 @triton.jit
-def targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE: tl.constexpr):  # noqa: N803
+def targets(
+    row,
+    column,
+    clamped_row,
+    clamped_column,
+    whole,
+    row1,
+    column1,
+    pairs,
+    NEGATIVE: tl.constexpr,  # noqa: N803
+):
     """The targets of the tile's pairs in float32. whole: whether no pair lies past an edge."""
     _, _, _, row_groups, column_groups, dense, dense_row, dense_column, _ = pairs
     if dense is not None:
@@ -92,19 +104,22 @@ def targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIV
         # To float32 first: the interpreter may not compute in the dtype of the targets.
         return target.to(tl.float32)
     elif row_groups is not None:
-        same = tl.load(row_groups + row_at)[:, None] == tl.load(column_groups + column_at)[None, :]
+        same = (
+            tl.load(row_groups + clamped_row)[:, None]
+            == tl.load(column_groups + clamped_column)[None, :]
+        )
         return tl.where(same, 1.0, NEGATIVE)
     else:
-        return tl.where(own_pairs(row_at, column, pairs), 1.0, 0.0)
+        return tl.where(positive_pairs(clamped_row, column, pairs), 1.0, 0.0)
 
 
 @triton.jit
-def pairs_of(
+def scores_and_targets(
     scores,
     row,
     column,
-    row_at,
-    column_at,
+    clamped_row,
+    clamped_column,
     whole,
     row1,
     column1,
@@ -121,8 +136,10 @@ def pairs_of(
     if row_ids is not None:
         masked = True
     if masked:
-        scores = without_left_out(
-            scores, row, column, row_at, column_at, row1, column1, pairs, SKIP
+        scores = mark_left_out(
+            scores, row, column, clamped_row, clamped_column, row1, column1, pairs, SKIP
         )
-    target = targets(row, column, row_at, column_at, whole, row1, column1, pairs, NEGATIVE)
-    return scores, target, own_pairs(row_at, column, pairs)
+    target = targets(
+        row, column, clamped_row, clamped_column, whole, row1, column1, pairs, NEGATIVE
+    )
+    return scores, target, positive_pairs(clamped_row, column, pairs)

@@ -53,14 +53,14 @@ def fused_pass(tile, unit_x, unit_y, block, weights, panel):
     if elementwise:
         collector.add(run, block[0], inputs=EpilogueInputs(weights[None]), panel=panel)
         return collector.result()
-    kept = {"panel": panel, "ranges": run.ranges(*block)} if run.keeps else {}
-    collector.add(run, block[0], **kept)
+    kept_scores = {"panel": panel, "ranges": run.ranges(*block)} if run.keeps else {}
+    collector.add(run, block[0], **kept_scores)
     state = collector.result()
     coefficients = tile.coefficients(state, 1.0 if weights is None else weights.double())
-    if kept:
+    if kept_scores:
         epilogue = _SCORE_GRADS[tile.kind]
         inputs = _epilogue_inputs(tile, coefficients)
-        run.kept_score_grads(*block, epilogue, inputs=inputs, **kept)
+        run.kept_score_grads(*block, epilogue, inputs=inputs, **kept_scores)
     else:
         score_grad(tile, unit_x, unit_y, block, coefficients, panel)
     return state
@@ -91,29 +91,29 @@ class _SoftmaxForward:
         self.per_tile = 4 * (rows + 2 * tile.symmetric * run.width)
         self.rows = []
         self.column_state = None
-        self.one = tile.pairs.one_positive
+        self.one_positive = tile.pairs.one_positive
         if tile.symmetric:
             self.column_state = [run.unit_x.new_empty(columns, dtype=torch.float32) for _ in "ts"]
 
-    def add(self, run, rows, **kept):
-        tall, _ = run.tiles(rows, self.columns)
+    def add(self, run, rows, **outputs):
+        tile_rows, _ = run.tiles(rows, self.columns)
         count, columns = rows.stop - rows.start, self.columns.stop
 
         def empty(*shape):
             return run.unit_x.new_empty(shape, dtype=torch.float32)
 
         planes = run.row_partials(rows, self.columns, LEFT_OUT, *(0.0,) * (3 if self.matrix else 1))
-        column_planes = empty(2, tall, columns) if self.tile.symmetric else None
-        positive = empty(count) if self.one else None
-        kept |= {"row_out": planes, "column_out": column_planes, "positive_out": positive}
-        run(rows, self.columns, softmax.softmax_forward, **kept)
+        column_planes = empty(2, tile_rows, columns) if self.tile.symmetric else None
+        positive = empty(count) if self.one_positive else None
+        outputs |= {"row_out": planes, "column_out": column_planes, "positive_out": positive}
+        run(rows, self.columns, softmax.softmax_forward, **outputs)
         top, total = empty(count), empty(count)
         run.merge(*planes[:2], top, total)
         state = [top.double(), total.double()]
         if self.matrix:
             target_scores, target_sums = planes[2:].sum(1, dtype=torch.float64)
             state += [target_scores * self.tile.scale, target_sums]
-        elif self.one:
+        elif self.one_positive:
             # The margin is subtracted in float32, as in the kernels.
             positive = positive - self.tile.margin if self.tile.margin else positive
             state += [positive.double() * self.tile.scale, torch.ones_like(state[0])]
@@ -121,7 +121,7 @@ class _SoftmaxForward:
             state += [torch.zeros_like(state[0]), torch.zeros_like(state[0])]
         self.rows.append(state)
         if self.tile.symmetric:
-            run.merge(*column_planes, *self.column_state, running=rows.start > 0)
+            run.merge(*column_planes, *self.column_state, accumulate=rows.start > 0)
 
     def result(self):
         state = joined(self.rows)
@@ -139,9 +139,9 @@ class _LossForward:
         self.per_tile = 4 * self.parts * run.sizes.rows
         self.rows = []
 
-    def add(self, run, rows, **written):
+    def add(self, run, rows, **outputs):
         planes = run.row_partials(rows, self.columns, *(0.0,) * self.parts)
-        run(rows, self.columns, self.epilogue, row_out=planes, **written)
+        run(rows, self.columns, self.epilogue, row_out=planes, **outputs)
         self.rows.append(list(planes.sum(1, dtype=torch.float64)))
 
     def result(self):
@@ -157,13 +157,13 @@ class _ContrastForward:
         self.per_tile = 16 * run.sizes.rows
         self.rows = []
 
-    def add(self, run, rows, **kept):
-        self.rows.append([part.double() for part in self.sums(run, rows, **kept)])
+    def add(self, run, rows, **outputs):
+        self.rows.append([part.double() for part in self.sums(run, rows, **outputs)])
 
-    def sums(self, run, rows, **kept):
+    def sums(self, run, rows, **outputs):
         """Maxima and sums of exponentials of each row's negatives, and then of its positives."""
         planes = run.row_partials(rows, self.columns, *(LEFT_OUT, 0.0) * (1 + self.both))
-        run(rows, self.columns, contrast.contrast_forward, row_out=planes, **kept)
+        run(rows, self.columns, contrast.contrast_forward, row_out=planes, **outputs)
         merged = torch.empty_like(planes[:, 0])
         run.merge(*planes[:2], *merged[:2])
         if self.both:
@@ -177,9 +177,9 @@ class _ContrastForward:
 class _MultiPositiveForward(_ContrastForward):
     sums_of_row = None  # maxima and sums of the negatives, if these columns are only a part
 
-    def add(self, run, rows, **kept):
+    def add(self, run, rows, **outputs):
         if self.sums_of_row is None:
-            top, total = self.sums(run, rows, **kept)
+            top, total = self.sums(run, rows, **outputs)
         else:
             top, total = (part[rows].float() for part in self.sums_of_row)
         planes = run.row_partials(rows, self.columns, 0.0, 0.0)
@@ -196,11 +196,11 @@ class _DecoupledForward:
         self.per_tile = 8 * run.sizes.rows
         self.rows = []
 
-    def add(self, run, rows, **kept):
+    def add(self, run, rows, **outputs):
         planes = run.row_partials(rows, self.columns, LEFT_OUT, 0.0)
         top, total, positive = planes.new_empty(3, rows.stop - rows.start)
-        outs = {"row_out": planes, "positive_out": positive}
-        run(rows, self.columns, contrast.decoupled_forward, **outs, **kept)
+        outputs |= {"row_out": planes, "positive_out": positive}
+        run(rows, self.columns, contrast.decoupled_forward, **outputs)
         run.merge(*planes, top, total)
         self.rows.append([top.double(), total.double(), positive.double() * self.tile.scale])
 
@@ -216,12 +216,14 @@ class _LevelsForward:
         self.top = tile.levels.new_full((2, count), LEFT_OUT, dtype=torch.float64)
         self.sum = torch.zeros_like(self.top)
 
-    def add(self, run, rows, **kept):
-        tall, wide = run.tiles(rows, self.columns)
+    def add(self, run, rows, **outputs):
+        tile_rows, tile_columns = run.tiles(rows, self.columns)
         values, scale = self.tile.levels, self.tile.scale
-        out = values.new_empty((tall * wide, 2, 2, values.numel()), dtype=torch.float32)
-        inputs = EpilogueInputs(levels=values, of_levels=out)
-        run(rows, self.columns, levels.levels_forward, inputs=inputs, **kept)
+        out = values.new_empty(
+            (tile_rows * tile_columns, 2, 2, values.numel()), dtype=torch.float32
+        )
+        inputs = EpilogueInputs(levels=values, level_numbers=out)
+        run(rows, self.columns, levels.levels_forward, inputs=inputs, **outputs)
         partials = out.double().unbind(2)
         self.top, self.sum = with_partials(self.top, self.sum, *partials, scale)
 
@@ -278,7 +280,9 @@ def hardest(pairs, offsets, x, y):
     """The columns ((N,), (N,)) of each row's hardest positive and negative, -1 if it has none."""
     run = Launch(pairs, x, y)
     columns = slice(0, y.shape[0])
-    inputs = NO_INPUTS if offsets is None else EpilogueInputs(of_columns=offsets.float()[None])
+    inputs = (
+        NO_INPUTS if offsets is None else EpilogueInputs(column_coefficients=offsets.float()[None])
+    )
     chosen = []
     for band in run.bands(16 * run.sizes.rows):
         planes = run.row_partials(band, columns, *(LEFT_OUT, 0.0) * 2)

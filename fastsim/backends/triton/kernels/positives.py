@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fastsim.backends.triton.kernels.places import rests
+from fastsim.backends.triton.kernels.loads_and_stores import rest_factors
 from fastsim.backends.triton.kernels.product import product
 
 
@@ -30,6 +30,6 @@ def positives_kernel(
     x_row = tl.minimum(row, rows - 1)
     scores = product(x, y, x_row, y_row, steps, steps * SIZES.depth, PRECISION, SIZES)
     if x_rest is not None:
-        scores *= rests(x_rest, y_rest, x_row, y_row)
+        scores *= rest_factors(x_rest, y_rest, x_row, y_row)
     value = tl.sum(tl.where(row[:, None] == column[None, :], scores, 0.0), 1)
     tl.store(out + row, value, mask=row < rows)

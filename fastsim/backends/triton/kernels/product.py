@@ -15,8 +15,8 @@ def tile_of_program(rows, columns, GROUP: tl.constexpr):  # noqa: N803
     tiles_of_band = GROUP * columns
     first_row = program // tiles_of_band * GROUP
     height = tl.minimum(rows - first_row, GROUP)
-    within = program % tiles_of_band
-    return first_row + within % height, within // height
+    band_index = program % tiles_of_band
+    return first_row + band_index % height, band_index // height
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def product(x, y, x_row, y_row, steps, stride, PRECISION: tl.constexpr, SIZES: t
 
 
 @triton.jit
-def described_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
+def descriptor_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: tl.constexpr):  # noqa: N803
     """Scores of the rows of x from `row` on and of y from `column` on, read by descriptors."""
     rows: tl.constexpr = SIZES.rows
     columns: tl.constexpr = SIZES.columns
@@ -48,7 +48,7 @@ def described_product(x, y, row, column, steps, PRECISION: tl.constexpr, SIZES: 
 
 @triton.jit
 def _halves(scores):
-    """(left half, right half) of the columns, which are in different registers: nothing moves."""
+    """(left half, right half) of the columns. They are in different registers, so nothing moves."""
     split: tl.constexpr = (scores.shape[0], 2, scores.shape[1] // 2)
     return tl.split(tl.trans(tl.reshape(scores, split), (0, 2, 1)))
 
@@ -60,7 +60,7 @@ def _quarters(scores):
 
 
 @triton.jit
-def in_parts(scores, WIDTH: tl.constexpr):  # noqa: N803
+def split_columns(scores, WIDTH: tl.constexpr):  # noqa: N803
     """The scores in 1, 2, 4 or 8 parts of WIDTH columns, from left to right."""
     count: tl.constexpr = scores.shape[1] // WIDTH
     tl.static_assert(count <= 8)

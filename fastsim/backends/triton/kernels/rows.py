@@ -38,7 +38,8 @@ def unit_rows_kernel(
 ):
     """Writes the unit rows (N, width) of x (N, depth), zeros past depth, and 1 / |x| (N,).
 
-    rest_ptr: (N,) receives the rest r of 1 / |x| = r 2^e; the rows written are then 2^e x. Or None.
+    rest_ptr: (N,) receives the rest r of 1 / |x| = r 2^e. The rows are then written as 2^e x. It
+        may be None.
     TF32: whether the rows are rounded to TF32.
     TINY: the smallest normal number. A row with a smaller norm gives zeros, inverse norm 0 and
         rest 0.

@@ -1,10 +1,10 @@
 """Running log-sum-exps of a list, from both ends at once, for CoSENT.
 
 Row 0 runs forward over the logits, row 1 backward over the negated logits. There are three
-launches. The first computes the total of each part of the list, the second the total of all parts
-before each part, the third the running sums within each part, joined with the total before it. A
-sum is relative to a maximum, which is kept with it: so logits of any spread are safe. The order of
-additions is fixed, so that the result is the same every time.
+launches. The first computes the total of each part of the list. The second computes the total of
+all parts before each part. The third computes the running sums within each part and joins them with
+the total before it. A sum is stored with the maximum that it is relative to, so logits of any
+spread are safe. The order of additions is fixed, so that the result is the same every time.
 """
 
 import triton
@@ -15,9 +15,9 @@ from fastsim.backends.triton.kernels.pairs import LEFT_OUT
 
 
 @triton.jit
-def _join(top, total, other_top, other_total):
-    joined_top = tl.maximum(top, other_top)
-    rescaled = other_total * tl.exp2((other_top - joined_top) * LOG2_E)
+def _join(top, total, right_top, right_total):
+    joined_top = tl.maximum(top, right_top)
+    rescaled = right_total * tl.exp2((right_top - joined_top) * LOG2_E)
     total = tl.fma(total, tl.exp2((top - joined_top) * LOG2_E), rescaled)
     return joined_top, total
 
@@ -30,11 +30,11 @@ def _load(logits_ptr, count, BLOCK: tl.constexpr):  # noqa: N803
     """
     backward = tl.program_id(1)
     step = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.where(backward == 1, count - 1 - step, step)
+    index = tl.where(backward == 1, count - 1 - step, step)
     inside = step < count
-    value = tl.load(logits_ptr + place, mask=inside, other=0.0)
+    value = tl.load(logits_ptr + index, mask=inside, other=0.0)
     value = tl.where(backward == 1, -value, value)
-    return tl.where(inside, value, LEFT_OUT), place, inside
+    return tl.where(inside, value, LEFT_OUT), index, inside
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -90,10 +90,10 @@ def scan_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     """Writes the maximum and the sum of exponentials up to and including each logit, (2, count)."""
-    value, place, inside = _load(logits_ptr, count, BLOCK)
+    value, index, inside = _load(logits_ptr, count, BLOCK)
     at = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     top, total = tl.associative_scan((value, tl.where(inside, 1.0, 0.0)), 0, _join)
     top, total = _join(top, total, tl.load(tops_ptr + at), tl.load(sums_ptr + at))
-    out = tl.program_id(1).to(tl.int64) * count + place
+    out = tl.program_id(1).to(tl.int64) * count + index
     tl.store(out_top_ptr + out, top, mask=inside)
     tl.store(out_sum_ptr + out, total, mask=inside)

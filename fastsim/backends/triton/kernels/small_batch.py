@@ -12,30 +12,35 @@ from fastsim.backends.triton.kernels.both_sides import (
     unit_rows_of_both_backward_kernel,
     unit_rows_of_both_kernel,
 )
-from fastsim.backends.triton.kernels.epilogues import whole as losses_of
+from fastsim.backends.triton.kernels.epilogues import whole as row_losses
 from fastsim.backends.triton.kernels.launching import cdiv, launch
 from fastsim.backends.triton.kernels.operands import operand_dtype, row_sizes
 from fastsim.backends.triton.kernels.table import LINE, architecture
 from fastsim.backends.triton.kernels.whole import whole_columns_kernel, whole_kernel
 
 TINY = torch.finfo(torch.float32).tiny
-SCORES = 1024  # of a program: so few that even a small batch has programs for all multiprocessors
-OF_WARP = 256  # scores of a warp, 8 of a thread: so few that there are registers for 32 warps
-MOST_WARPS, OF_AMD = 32, 16  # warps of a program at most: 1,024 threads, 64 a warp on AMD
-TALL, BAND = 128, 32  # rows and columns of a tile of `whole_columns_kernel`
-SMALLEST = 16  # columns of a tile
+# So few that even a small batch has programs for all multiprocessors.
+SCORES_PER_PROGRAM = 1024
+# 8 scores of a thread, so few that there are registers for 32 warps.
+SCORES_PER_WARP = 256
+# A program has at most 1,024 threads. A warp has 64 threads on AMD.
+MOST_WARPS, MOST_WARPS_AMD = 32, 16
+# The rows and columns of a tile of `whole_columns_kernel`.
+STATE_ROWS, STATE_COLUMNS = 128, 32
+FEWEST_COLUMNS = 16  # columns of a tile of `whole_kernel`, at least
 LOSSES = {
-    "softmax": (losses_of.softmax, False),
-    "sigmoid": (losses_of.sigmoid, False),
-    "hard_triplet": (losses_of.triplet, False),
-    "semi-hard_triplet": (losses_of.triplet, True),
+    "softmax": (row_losses.softmax, False),
+    "sigmoid": (row_losses.sigmoid, False),
+    "hard_triplet": (row_losses.triplet, False),
+    "semi-hard_triplet": (row_losses.triplet, True),
 }
 
 
 class Sides(NamedTuple):
     """Unit rows of both sides, scaled by powers of two for 16-bit inputs, and their inverse norms.
 
-    unit_y: unit_x itself if x is compared with itself. inverse: (N + M,).
+    unit_x, unit_y: (N, width) and (M, width); unit_y is unit_x if x is compared with itself.
+    inverse: (N + M,), or (N,) if x is compared with itself.
     """
 
     unit_x: torch.Tensor
@@ -43,7 +48,7 @@ class Sides(NamedTuple):
     inverse: torch.Tensor
 
 
-def rows_of(x, y):
+def unit_sides(x, y):
     """The `Sides` of x (N, D) and y (M, D), padded to whole lines.
 
     y: None if x is compared with itself.
@@ -80,11 +85,11 @@ def rows_of(x, y):
     return Sides(unit_x, unit_y, inverse)
 
 
-def losses(tile, operands, products, panel, of_rows, numbers, gain):
+def losses(tile, operands, products, panel, outputs, numbers, gain):
     """Writes losses and score gradients from the products (N, M) float32 of the `Sides`.
 
-    panel: (N, stride) receives `gain` times dL_i/dlogit_ij; or None.
-    of_rows: float64 tensors (losses (N,), sums (2, N) or None). They receive the losses, and
+    panel: (N, stride) receives `gain` times dL_i/dlogit_ij. It may be None.
+    outputs: float64 tensors (losses (N,), sums (2, N) or None). They receive the losses, and
         dL/dscale and dL/dbias of each row, all times the weight.
     numbers: scale, bias, weight.
     """
@@ -92,34 +97,34 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
     pairs, device = tile.pairs, products.device
     loss, flag = LOSSES[tile.kind]
     scale, bias, weight = numbers
-    shared = {
+    common = {
         "SCALED": operands.unit_x.dtype != torch.float32,
-        "TOGETHER": operands.unit_y is operands.unit_x,
+        "SELF_SIMILARITY": operands.unit_y is operands.unit_x,
     }
     indices = pairs.tensors()[:-1]
-    margin = float(tile.margin) if tile.margin or loss is losses_of.triplet else None
-    of_columns = None
+    margin = float(tile.margin) if tile.margin or loss is row_losses.triplet else None
+    column_state = None
     if tile.symmetric:
-        of_columns = products.new_empty((3, columns))
+        column_state = products.new_empty((3, columns))
         launch(
             whole_columns_kernel,
-            (cdiv(columns, BAND),),
+            (cdiv(columns, STATE_COLUMNS),),
             device,
             products,
             operands.inverse,
-            of_columns,
+            column_state,
             *indices[:3],
             scale,
             margin,
             rows,
             columns,
-            ROWS=TALL,
-            COLUMNS=BAND,
+            ROWS=STATE_ROWS,
+            COLUMNS=STATE_COLUMNS,
             num_warps=8,
-            **shared,
+            **common,
         )
-    wide = 1 << (columns - 1).bit_length()
-    band = max(1, SCORES // wide)
+    padded_columns = 1 << (columns - 1).bit_length()
+    band = max(1, SCORES_PER_PROGRAM // padded_columns)
     launch(
         whole_kernel,
         (cdiv(rows, band),),
@@ -127,8 +132,8 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
         products,
         operands.inverse,
         panel,
-        *of_rows,
-        of_columns,
+        *outputs,
+        column_state,
         *indices,
         scale,
         bias,
@@ -143,18 +148,18 @@ def losses(tile, operands, products, panel, of_rows, numbers, gain):
         NEGATIVE=float(pairs.negative_target),
         GAIN=gain,
         ROWS=band,
-        COLUMNS=max(SMALLEST, wide),
-        num_warps=max(4, min(wide // OF_WARP, _most_warps(device))),
-        **shared,
+        COLUMNS=max(FEWEST_COLUMNS, padded_columns),
+        num_warps=max(4, min(padded_columns // SCORES_PER_WARP, _most_warps(device))),
+        **common,
     )
 
 
 def _most_warps(device):
-    return OF_AMD if architecture(device).startswith("gfx") else MOST_WARPS
+    return MOST_WARPS_AMD if architecture(device).startswith("gfx") else MOST_WARPS
 
 
 def rows_backward(grad, unit_grads, operands, x, y, scale, weight, gain, needs_grad, dtype):
-    """(dL/dx, dL/dy) in `dtype`, None where not needed.
+    """(dL/dx, dL/dy) in `dtype`. A gradient that is not needed is None.
 
     unit_grads: the products of the panel with the `Sides`, which are not yet divided by `gain`.
     """

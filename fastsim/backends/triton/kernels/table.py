@@ -19,13 +19,15 @@ PANEL_LINE = 64  # elements: rows of a panel are whole lines, which are aligned 
 class BlockSizes(NamedTuple):
     """The sizes of a tile of scores, and how a program runs it.
 
-    rows, columns: of the tile. depth: of one step of its product.
+    rows, columns: the sizes of the tile.
+    depth: the features in one step of its product.
     group: the rows of tiles that share columns in the cache (`product.tile_of_program`).
-    width: a light epilogue takes the tile in parts of this many columns, a heavy epilogue in parts
-        of half or a quarter as many.
-    spare: from this number of features on it is faster to avoid a product. A fused pass then keeps
-        scores in 16 bits instead of computing them again (`spare` of `kept_sizes`). A forward pass
-        that compares x with itself takes half the tiles.
+    warps, stages: those of a program.
+    width: a light epilogue takes the tile in parts of this many columns. A heavy epilogue takes it
+        in parts of half or a quarter as many.
+    break_even: from this number of features on it is faster to avoid a product. A fused pass then
+        keeps scores in 16 bits instead of computing them again (`break_even` of `kept_sizes`). A
+        forward pass that compares x with itself takes half the tiles.
     descriptors: whether operands are read by tensor descriptors (TMA), which sm_90 and later have.
     """
 
@@ -36,10 +38,10 @@ class BlockSizes(NamedTuple):
     warps: int
     stages: int
     width: int
-    spare: int
+    break_even: int
     descriptors: bool = False
 
-    def crowded(self):
+    def with_more_warps(self):
         """The sizes for an epilogue that needs more registers than a program of four warps has."""
         return self._replace(warps=max(8, self.warps))
 
@@ -54,7 +56,7 @@ class BlockSizes(NamedTuple):
 # the other runs its epilogue. Consumer cards have shared memory for two programs of 48 KB. On
 # sm_100, whose products keep the scores outside the registers, half the columns leave registers for
 # two programs. A launch that keeps scores runs one program of eight warps at a time; with fewer
-# than `spare` features, to keep scores costs more than it saves.
+# than `break_even` features, to keep scores costs more than it saves.
 TABLE = {
     ("sm_90", "float16", "deep"): BlockSizes(128, 128, 64, 8, 4, 3, 64, 1280, True),
     ("sm_90", "float16", "kept"): BlockSizes(128, 256, 64, 8, 8, 3, 64, 512, True),
@@ -73,13 +75,14 @@ TABLE = {
     ("interpreter", "tf32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
     ("interpreter", "float32", "deep"): BlockSizes(16, 32, 32, 2, 4, 1, 8, 0),
 }
-# Architectures that take the entries of another. Those of sm_86 are for consumer cards, which have
-# 100 KB of shared memory for all programs of a multiprocessor.
-ALIKE = dict.fromkeys(("sm_87", "sm_89", "sm_120", "sm_121"), "sm_86") | {"sm_103": "sm_100"}
-SHALLOW = 256  # features: below, the epilogue outweighs the product
+# {architecture: the architecture whose entries it takes}. The entries of sm_86 are for consumer
+# cards, which have 100 KB of shared memory for all programs of a multiprocessor.
+SAME_SIZES = dict.fromkeys(("sm_87", "sm_89", "sm_120", "sm_121"), "sm_86") | {"sm_103": "sm_100"}
+SHALLOW = 256  # features of rows whose epilogue outweighs the product, at most
 
 
 def bucket(depth):
+    """The part of a key of the table that depends on the depth."""
     return "shallow" if depth <= SHALLOW else "deep"
 
 
@@ -96,19 +99,20 @@ def operand_kind(dtype, architecture):
 
 def block_sizes(architecture, operand, depth):
     """The entry of the table. An unknown architecture takes the entry of the nearest known one."""
-    architecture = _known(architecture, operand)
+    architecture = _table_name(architecture, operand)
     deep = TABLE[architecture, operand, "deep"]
     return TABLE.get((architecture, operand, bucket(depth)), deep)
 
 
 def kept_sizes(architecture, operand, depth):
     """`block_sizes` for a launch that keeps scores."""
-    sizes = block_sizes(architecture, operand, depth).crowded()
-    return TABLE.get((_known(architecture, operand), operand, "kept"), sizes)
+    sizes = block_sizes(architecture, operand, depth).with_more_warps()
+    return TABLE.get((_table_name(architecture, operand), operand, "kept"), sizes)
 
 
-def _known(architecture, operand):
-    architecture = ALIKE.get(architecture, architecture)
+def _table_name(architecture, operand):
+    """The name of the architecture whose entries of the table serve this one."""
+    architecture = SAME_SIZES.get(architecture, architecture)
     if (architecture, operand, "deep") in TABLE:
         return architecture
     return "gfx942" if architecture.startswith("gfx") else "sm_80"

@@ -8,7 +8,7 @@ from fastsim.backends.half_rows import scored
 from fastsim.backends.triton.kernels.kept import kept_score_grads_kernel
 from fastsim.backends.triton.kernels.launching import cdiv, launch
 from fastsim.backends.triton.kernels.merge import merge_exponentials_kernel
-from fastsim.backends.triton.kernels.operands import described
+from fastsim.backends.triton.kernels.operands import tile_descriptor
 from fastsim.backends.triton.kernels.positives import positives_kernel
 from fastsim.backends.triton.kernels.table import (
     PANEL_LINE,
@@ -20,33 +20,41 @@ from fastsim.backends.triton.kernels.table import (
 from fastsim.backends.triton.kernels.tile import tile_kernel
 
 PARTIALS = 128 << 20  # bytes of partial results alive
-PARTS = 8  # of a tile, at most
-KEPT_ROWS = 32  # of a program that turns kept scores into score gradients
+MOST_PARTS = 8  # parts of a tile, at most
+SCORE_GRAD_ROWS = 32  # rows of a program that turns kept scores into score gradients
 
 
 class EpilogueInputs(NamedTuple):
     """The inputs of an epilogue beside the scores of a block of n rows and m columns.
 
-    of_rows, of_columns: (K, n) and (K, m) coefficients.
+    row_coefficients, column_coefficients: (K, n) and (K, m) coefficients.
     levels: (K,) the target values of CoSENT over a matrix.
-    of_levels: (4, K) coefficients of the levels, or (tiles, 4, K) memory for partial results.
+    level_numbers: (4, K) coefficients of the levels, or (tiles, 4, K) memory for partial results.
     """
 
-    of_rows: torch.Tensor | None = None
-    of_columns: torch.Tensor | None = None
+    row_coefficients: torch.Tensor | None = None
+    column_coefficients: torch.Tensor | None = None
     levels: torch.Tensor | None = None
-    of_levels: torch.Tensor | None = None
+    level_numbers: torch.Tensor | None = None
 
     @property
     def arguments(self):
         """The inputs in the order of the kernels."""
         count = 0 if self.levels is None else self.levels.numel()
-        return self.levels, count, self.of_levels, self.of_rows, self.of_columns
+        return (
+            self.levels,
+            count,
+            self.level_numbers,
+            self.row_coefficients,
+            self.column_coefficients,
+        )
 
     @property
     def counts(self):
         """The numbers of coefficients, as constants of the kernels."""
-        rows, columns = (0 if c is None else len(c) for c in (self.of_rows, self.of_columns))
+        rows, columns = (
+            0 if c is None else len(c) for c in (self.row_coefficients, self.column_coefficients)
+        )
         return {"ROWS_IN": rows, "COLUMNS_IN": columns}
 
 
@@ -58,9 +66,9 @@ class Launch:
 
     heavy: how often the width of a tile's parts is halved, for epilogues with more work on a score.
     keep: whether the caller wants to keep scores for the score gradients (kept.py).
-    keeps: whether they are kept. Only cosines are, and only where that is faster.
+    keeps: whether scores are kept. Only cosines are kept, and only where that is faster.
     mirrored: whether a forward pass takes only the tiles on and above the diagonal, and reduces
-        those above it by row and by column. Then x has to be compared with itself, and the loss
+        the tiles above it by row and by column. Then x has to be compared with itself, and the loss
         has to have no state of columns.
     """
 
@@ -74,38 +82,38 @@ class Launch:
         self.negative = float(pairs.negative_target)
         self.numbers = (None, None, None, None)
         if tile is not None:
-            taken, positive_scale = tile.record.parameters, None
-            if "positive_scale" in taken:
+            parameters, positive_scale = tile.record.parameters, None
+            if "positive_scale" in parameters:
                 positive_scale = torch.full_like(tile.scale, tile.positive_scale)
-            scale, bias = (getattr(tile, n) if n in taken else None for n in ("scale", "bias"))
+            scale, bias = (getattr(tile, n) if n in parameters else None for n in ("scale", "bias"))
             self.numbers = (scale, bias, float(tile.margin) or None, positive_scale)
-        place, self.precision = _product_of(self.unit_x)
-        sizes = block_sizes(*place)
+        key, self.precision = _product_key(self.unit_x)
+        sizes = block_sizes(*key)
         keep = keep and tile.cosine
-        kept = kept_sizes(*place) if keep else sizes
-        self.spares = self.unit_x.stride(0) >= sizes.spare
+        sizes_to_keep = kept_sizes(*key) if keep else sizes
+        self.avoids_products = self.unit_x.stride(0) >= sizes.break_even
         half = self.unit_x.dtype.itemsize == 2
-        self.keeps = keep and half and self.unit_x.stride(0) >= kept.spare
+        self.keeps = keep and half and self.unit_x.stride(0) >= sizes_to_keep.break_even
         self.guide = (pairs.thresholds, None, None, 0)
         self.guide_precision = guide_depth = None
         if pairs.guide is not None:
             rows, columns = pairs.guide.rows, pairs.guide.columns
             # The guide's rows may have another type than x. Its thresholds come from products of
             # that type.
-            guide_place, self.guide_precision = _product_of(rows)
-            guide_depth = block_sizes(*guide_place).depth
+            guide_key, self.guide_precision = _product_key(rows)
+            guide_depth = block_sizes(*guide_key).depth
             self.guide = (pairs.guide.thresholds, rows, columns, _steps(rows, guide_depth))
             # The product of the guide needs an accumulator too.
             sizes = sizes._replace(columns=sizes.columns // 2, width=sizes.width // 2)
         # With dense targets each score needs registers for the address of its target, with levels
         # for the numbers of its level.
         if pairs.dense is not None or (tile is not None and tile.levels is not None):
-            sizes = sizes.crowded()
+            sizes = sizes.with_more_warps()
         elif self.keeps and pairs.guide is None:
-            sizes = kept
+            sizes = sizes_to_keep
         self.sizes, self.steps = sizes, _steps(self.unit_x, sizes.depth)
         self.guide_sizes = None if guide_depth is None else sizes._replace(depth=guide_depth)
-        self.width = max(sizes.width >> heavy, sizes.columns // PARTS)
+        self.width = max(sizes.width >> heavy, sizes.columns // MOST_PARTS)
 
     def grid(self, rows, columns):
         """(rows, columns) of tiles of the block of two slices."""
@@ -116,8 +124,8 @@ class Launch:
 
     def tiles(self, rows, columns):
         """(rows, columns) of tiles of the block, where each part of a tile counts as a tile."""
-        tall, wide = self.grid(rows, columns)
-        return tall, wide * (self.sizes.columns // self.width)
+        tile_rows, tile_columns = self.grid(rows, columns)
+        return tile_rows, tile_columns * (self.sizes.columns // self.width)
 
     def mirror(self, per_tile):
         """Sets `mirrored` if x is compared with itself and half the tiles are faster; returns it.
@@ -125,12 +133,13 @@ class Launch:
         per_tile: bytes of partial results of a tile. All rows are one band then, so the partial
             results of tiles and of transposed tiles have to fit into PARTIALS together.
         """
-        everything = slice(0, self.unit_x.shape[0])
-        tall, wide = self.tiles(everything, everything)
-        same = self.self_similarity and self.skip != "lower" and self.guide[0] is None
-        self.mirrored = same and self.spares and tall * (tall + wide) * per_tile <= PARTIALS
+        all_rows = slice(0, self.unit_x.shape[0])
+        tile_rows, tile_columns = self.tiles(all_rows, all_rows)
+        partials = tile_rows * (tile_rows + tile_columns) * per_tile
+        symmetric = self.self_similarity and self.skip != "lower" and self.guide[0] is None
+        self.mirrored = symmetric and self.avoids_products and partials <= PARTIALS
         if self.mirrored:
-            self.sizes = self.sizes.crowded()
+            self.sizes = self.sizes.with_more_warps()
         return self.mirrored
 
     def row_partials(self, rows, columns, *fills):
@@ -138,8 +147,9 @@ class Launch:
 
         fills: the values with which planes begin if tiles are mirrored, as some then write nothing.
         """
-        tall, wide = self.tiles(rows, columns)
-        shape = len(fills), wide + tall * self.mirrored, rows.stop - rows.start
+        tile_rows, tile_columns = self.tiles(rows, columns)
+        tiles = tile_columns + tile_rows * self.mirrored
+        shape = len(fills), tiles, rows.stop - rows.start
         partials = self.unit_x.new_empty(shape, dtype=torch.float32)
         if self.mirrored:
             for plane, fill in zip(partials, fills, strict=True):
@@ -154,9 +164,9 @@ class Launch:
         rows, columns = self.unit_x.shape[0], self.unit_y.shape[0]
         if self.mirrored:
             return [slice(0, rows)]
-        _, across = self.tiles(slice(0, rows), slice(0, columns))
-        tall = max(1, PARTIALS // (across * per_tile)) * self.sizes.rows
-        return [slice(top, min(rows, top + tall)) for top in range(0, rows, tall)]
+        _, tile_columns = self.tiles(slice(0, rows), slice(0, columns))
+        height = max(1, PARTIALS // (tile_columns * per_tile)) * self.sizes.rows
+        return [slice(top, min(rows, top + height)) for top in range(0, rows, height)]
 
     def __call__(
         self,
@@ -173,15 +183,17 @@ class Launch:
     ):
         """Launches the tile kernel over a block. tile.py describes its arguments."""
         # The codes of kept scores need more registers too.
-        sizes = self.sizes if ranges is None else self.sizes.crowded()
+        sizes = self.sizes if ranges is None else self.sizes.with_more_warps()
         operands = self.unit_x, self.unit_y
         if sizes.descriptors:
             tiles = (sizes.rows, sizes.columns)
-            operands = (described(u, t, sizes.depth) for u, t in zip(operands, tiles, strict=True))
-        tall, wide = self.grid(rows, columns)
+            operands = (
+                tile_descriptor(u, t, sizes.depth) for u, t in zip(operands, tiles, strict=True)
+            )
+        tile_rows, tile_columns = self.grid(rows, columns)
         launch(
             tile_kernel,
-            (tall * wide,),
+            (tile_rows * tile_columns,),
             self.device,
             *operands,
             self.steps,
@@ -222,7 +234,7 @@ class Launch:
         """Writes score gradients from the scores that a forward pass over the block has kept."""
         launch(
             kept_score_grads_kernel,
-            (cdiv(rows.stop - rows.start, KEPT_ROWS) * self.tiles(rows, columns)[1],),
+            (cdiv(rows.stop - rows.start, SCORE_GRAD_ROWS) * self.tiles(rows, columns)[1],),
             self.device,
             *self.rests,
             *(rows.start, rows.stop, columns.start, columns.stop),
@@ -235,7 +247,7 @@ class Launch:
             EPILOGUE=epilogue,
             NEGATIVE=self.negative,
             **inputs.counts,
-            ROWS=KEPT_ROWS,
+            ROWS=SCORE_GRAD_ROWS,
             WIDTH=self.width,
             COLUMNS=self.sizes.columns,
             num_warps=4,
@@ -269,10 +281,10 @@ class Launch:
         )
         return out
 
-    def merge(self, tops, sums, top, total, *, running=False, positives=False):
+    def merge(self, tops, sums, top, total, *, accumulate=False, positives=False):
         """Merges maxima `tops` and sums of exponentials `sums` (tiles, n) into top and total (n,).
 
-        running: whether top and total already hold a state, which is merged too.
+        accumulate: whether top and total already hold a state, which is merged too.
         positives: whether the scale is `positive_scale`.
         """
         tiles, count = tops.shape
@@ -288,14 +300,14 @@ class Launch:
             self.numbers[3 if positives else 0],
             tiles,
             count,
-            RUNNING=running,
+            ACCUMULATE=accumulate,
             TILES=16,
             BLOCK=block,
             num_warps=4,
         )
 
 
-def _product_of(rows):
+def _product_key(rows):
     """(the arguments of `block_sizes` for products of these unit rows, their Triton precision)."""
     arch = architecture(rows.device)
     kind = operand_kind(rows.dtype, arch)

@@ -24,8 +24,8 @@ namespace fastsim {
 
 // ---- what device.cu and scan.cu are on a GPU ----
 
-OnDevice::OnDevice(int) : device_(0), before_(0) {}
-OnDevice::~OnDevice() {}
+DeviceGuard::DeviceGuard(int) : device_(0), previous_(0) {}
+DeviceGuard::~DeviceGuard() {}
 int multiprocessors() { return 4; }
 bool on_hopper() {
   const char* engine = std::getenv("FASTSIM_EMULATED_ENGINE");
@@ -52,8 +52,8 @@ void launch_scan(const float* logits, int64_t count, double*, double* out, void*
 
 template void launch_tiles(const Launch&, const SoftmaxForward&);
 template void launch_tiles(const Launch&, const SoftmaxScoreGrad&);
-template void launch_tiles(const Launch&, const SigmoidBoth&);
-template void launch_tiles(const Launch&, const SquaredErrorBoth&);
+template void launch_tiles(const Launch&, const SigmoidPass&);
+template void launch_tiles(const Launch&, const SquaredErrorPass&);
 template void launch_tiles(const Launch&, const LevelsForward&);
 template void launch_tiles(const Launch&, const LevelsScoreGrad&);
 template void launch_tiles(const Launch&, const ClosestForward&);

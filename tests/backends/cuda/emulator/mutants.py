@@ -190,7 +190,7 @@ HOPPER = [
         ("step / kStages % 2", "step % 2"),
         # what groups have apart
         ("kGroupBarrier + group", "kGroupBarrier"),
-        ("kStaging + group * kStagingBytes", "kStaging"),
+        ("kStagingOffset + group * kStagingBytes", "kStagingOffset"),
         ("group * kScratch", "0"),
         ("turn ^= 1;", ""),
         ("step += work.steps;", ""),

@@ -92,15 +92,15 @@ void launch(const Inputs& in, Outputs& out, const Epilogue& epilogue) {
     const void* bytes = data.data();
     return TensorMap{static_cast<char*>(const_cast<void*>(bytes)), width, rows, 2 * stride, box};
   };
-  const TensorMap x = map(in.x, kDepth, kRows, kDepth, hopper::kRowsOfX);
-  const TensorMap y = map(in.y, kDepth, kColumns, kDepth, hopper::kRowsOfY);
-  const TensorMap panel = map(out.panel, kColumns, kRows, Outputs::kStride, hopper::kRowsOfPanel);
+  const TensorMap x = map(in.x, kDepth, kRows, kDepth, hopper::kXBoxRows);
+  const TensorMap y = map(in.y, kDepth, kColumns, kDepth, hopper::kYBoxRows);
+  const TensorMap panel = map(out.panel, kColumns, kRows, Outputs::kStride, hopper::kPanelBoxRows);
   emulated::run(hopper::kCluster, hopper::kThreads, hopper::kSharedBytes, hopper::kCluster,
                 [&] { hopper::run(x, y, panel, kGrid, kSteps, epilogue); });
 #else
   const Operands operands{in.x.data(), in.y.data(), kRows, kColumns, 2 * kDepth, Product::half};
   const Panel panel{out.panel.data(), Outputs::kStride};
-  emulated::run(static_cast<unsigned>(kGrid.count(1)), PortableShape::threads,
+  emulated::run(static_cast<unsigned>(kGrid.stack_count(1)), PortableShape::threads,
                 portable::kSharedBytes, 1,
                 [&] { portable::run<portable::Half>(operands, kGrid, panel, epilogue); });
 #endif
@@ -123,10 +123,10 @@ uint64_t everything() {
                      in.column_groups.data(), {},  -1.0f,      Skip::lower};
 #if SUITE_PART == 0
   with(targets, [&](const Pairs& p, Outputs& o) {
-    return SigmoidBoth{p, &in.scale, &in.bias, n, o.rows[0].data(), o.rows[1].data()};
+    return SigmoidPass{p, &in.scale, &in.bias, n, o.rows[0].data(), o.rows[1].data()};
   });
   with(targets, [&](const Pairs& p, Outputs&) {
-    return SigmoidBoth{p, &in.scale, &in.bias, n, nullptr, nullptr};
+    return SigmoidPass{p, &in.scale, &in.bias, n, nullptr, nullptr};
   });
   with(one, [&](const Pairs& p, Outputs& o) {
     return SoftmaxForward{p, &in.scale, 0.1f, o.rows[0].data(), o.rows[1].data(),

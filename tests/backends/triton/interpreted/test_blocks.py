@@ -30,13 +30,13 @@ def test_several_blocks(dtype, monkeypatch):
         return [*found, a.grad, b.grad]
 
     whole = run()
-    monkeypatch.setattr(backend, "TALL", 16)
+    monkeypatch.setattr(backend, "ROW_MULTIPLE", 16)
     monkeypatch.setattr(backend, "PANEL", 1)
-    monkeypatch.setattr(backend, "WIDE", 32)
+    monkeypatch.setattr(backend, "PART_COLUMNS", 32)
     monkeypatch.setattr(tile_launches, "PARTIALS", 1)
     for once, parts in zip(whole, run(), strict=True):
         assert (once - parts).abs().max() <= 8 * torch.finfo(once.dtype).eps * once.abs().max()
-    monkeypatch.setattr(backend, "WIDEST", 1)  # now the reduction first, then score gradients
+    monkeypatch.setattr(backend, "MOST_COLUMNS", 1)  # now the reduction first, then score gradients
     for once, parts in zip(whole, run(), strict=True):
         assert (once - parts).abs().max() <= 8 * torch.finfo(once.dtype).eps * once.abs().max()
 

@@ -164,8 +164,8 @@ def test_single_precision_over_several_blocks_of_columns(monkeypatch):
     from fastsim.backends.triton import backend
 
     monkeypatch.setattr(backend, "PANEL", 1)
-    monkeypatch.setattr(backend, "TALL", 16)
-    monkeypatch.setattr(backend, "WIDE", 32)
+    monkeypatch.setattr(backend, "ROW_MULTIPLE", 16)
+    monkeypatch.setattr(backend, "PART_COLUMNS", 32)
     x, y = torch.randn(40, 32), torch.randn(70, 32)
 
     def found(dtype, name):

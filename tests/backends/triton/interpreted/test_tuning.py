@@ -33,4 +33,4 @@ def test_the_fastest_becomes_the_entry(second_is, monkeypatch):
     }
     made = eval("{" + tune_triton.entry(rows) + "}", {"BlockSizes": table.BlockSizes})
     best = SECOND if second_is == "faster" else FIRST
-    assert made == {("interpreter", "float16", "shallow"): best._replace(spare=depth)}
+    assert made == {("interpreter", "float16", "shallow"): best._replace(break_even=depth)}

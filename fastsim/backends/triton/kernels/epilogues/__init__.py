@@ -7,11 +7,12 @@ epilogues take the same arguments:
 scores: (R, C) s, cosines or dot products; LEFT_OUT for a pair that is left out. A tile of scores
     fills the registers, so there is no mask beside it.
 target: (R, C) the targets.
-own: (R, C) whether the column is the row's positive.
+is_positive: (R, C) whether the column is the row's positive.
 column: (C,) the indices of the columns.
-numbers: scale, bias, margin and positive_scale of the loss, 0 for those it does not have.
-of_rows, of_columns: tuples of (R, 1) and (1, C), the coefficients of `fastsim.kinds`.
-levels: for CoSENT over a matrix, see levels.py.
+numbers: scale, bias, margin and positive_scale of the loss. A number that it does not have is 0.
+row_coefficients: a tuple of coefficients (R, 1) of the rows (`fastsim.kinds`).
+column_coefficients: a tuple of coefficients (1, C) of the columns.
+levels: the levels of CoSENT over a matrix (levels.py).
 SCORE_GRAD: whether an epilogue that can compute both also returns score gradients.
 
 The compiler drops the computation of a value that is not stored. Where a product and a sum have to

@@ -6,7 +6,8 @@ up_l e^{scale (s - high_l)} - down_l e^{scale (-s - low_l)}. Here high_l and low
 s and -s in the level. Every score belongs to one level. A loop over the levels selects the numbers
 of its level, so that two exponentials for each score are enough.
 
-levels: (the target values (K,), K, the numbers (4, K) of the levels, which are written or read).
+levels: (the target values (K,), K, the numbers (4, K) of the levels, which an epilogue writes or
+    reads).
 """
 
 import triton
@@ -25,35 +26,41 @@ def _largest(values):
 
 
 @triton.jit
+def _sum(values):
+    return tl.sum(tl.sum(values, 1), 0)
+
+
+@triton.jit
 def levels_forward(
     scores,
     target,
-    own,
+    is_positive,
     column,
     numbers,
-    of_rows,
-    of_columns,
+    row_coefficients,
+    column_coefficients,
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
     scale, _, _, _ = numbers
-    values, size, out = levels
+    values, count, level_numbers = levels
     # A NaN compares false with LEFT_OUT, so it stays in its level.
     present = (scores <= LEFT_OUT) == 0
     high, low = scores, -scores
-    for level in range(size):
+    for level in range(count):
         in_level = (target == tl.load(values + level)) & present
         top = _largest(tl.where(in_level, scores, LEFT_OUT))
         bottom = _largest(tl.where(in_level, -scores, LEFT_OUT))
-        tl.store(out + level, top)
-        tl.store(out + 2 * size + level, bottom)
+        tl.store(level_numbers + level, top)
+        tl.store(level_numbers + 2 * count + level, bottom)
         high, low = tl.where(in_level, top, high), tl.where(in_level, bottom, low)
-    rising = tl.exp2((scale * LOG2_E) * (scores - high))
-    falling = tl.exp2((scale * LOG2_E) * (-scores - low))
-    for level in range(size):
+    exponentials = tl.exp2((scale * LOG2_E) * (scores - high))
+    negated_exponentials = tl.exp2((scale * LOG2_E) * (-scores - low))
+    for level in range(count):
         in_level = (target == tl.load(values + level)) & present
-        tl.store(out + size + level, tl.sum(tl.sum(tl.where(in_level, rising, 0.0), 1), 0))
-        tl.store(out + 3 * size + level, tl.sum(tl.sum(tl.where(in_level, falling, 0.0), 1), 0))
+        tl.store(level_numbers + count + level, _sum(tl.where(in_level, exponentials, 0.0)))
+        negated_sum = _sum(tl.where(in_level, negated_exponentials, 0.0))
+        tl.store(level_numbers + 3 * count + level, negated_sum)
     return (), (), ()
 
 
@@ -61,26 +68,26 @@ def levels_forward(
 def levels_score_grad(
     scores,
     target,
-    own,
+    is_positive,
     column,
     numbers,
-    of_rows,
-    of_columns,
+    row_coefficients,
+    column_coefficients,
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
     scale, _, _, _ = numbers
-    values, size, of_level = levels
+    values, count, level_numbers = levels
     present = (scores <= LEFT_OUT) == 0
     # All numbers of a pair that is left out are 0, since its level may have no pairs and then no
     # maxima.
     s = tl.where(present, scores, 0.0)
     high, up = tl.zeros_like(s), tl.zeros_like(s)
     low, down = tl.zeros_like(s), tl.zeros_like(s)
-    for level in range(size):
+    for level in range(count):
         in_level = (target == tl.load(values + level)) & present
-        high = tl.where(in_level, tl.load(of_level + level), high)
-        up = tl.where(in_level, tl.load(of_level + size + level), up)
-        low = tl.where(in_level, tl.load(of_level + 2 * size + level), low)
-        down = tl.where(in_level, tl.load(of_level + 3 * size + level), down)
+        high = tl.where(in_level, tl.load(level_numbers + level), high)
+        up = tl.where(in_level, tl.load(level_numbers + count + level), up)
+        low = tl.where(in_level, tl.load(level_numbers + 2 * count + level), low)
+        down = tl.where(in_level, tl.load(level_numbers + 3 * count + level), down)
     return (), (), (weighted_share(s, scale, high, up) - weighted_share(-s, scale, low, down),)

@@ -17,22 +17,22 @@ def _first_column(scores, top, column):
 def closest_forward(
     scores,
     target,
-    own,
+    is_positive,
     column,
     numbers,
-    of_rows,
-    of_columns,
+    row_coefficients,
+    column_coefficients,
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
     """Rows: the largest score that may be chosen, and its column.
 
-    of_rows: the largest score that each row may choose, or empty.
+    row_coefficients: the largest score that each row may choose, or empty.
     """
     # A NaN is never chosen. It reaches the loss through the mean negative.
-    admitted = (own == 0) & (scores == scores)
-    if len(of_rows) == 1:
-        admitted = admitted & (scores <= of_rows[0])
+    admitted = (is_positive == 0) & (scores == scores)
+    if len(row_coefficients) == 1:
+        admitted = admitted & (scores <= row_coefficients[0])
     scores = tl.where(admitted, scores, LEFT_OUT)
     top = tl.max(scores, 1)
     return (top, _first_column(scores, top, column)), (), ()
@@ -42,22 +42,22 @@ def closest_forward(
 def hardest_forward(
     scores,
     target,
-    own,
+    is_positive,
     column,
     numbers,
-    of_rows,
-    of_columns,
+    row_coefficients,
+    column_coefficients,
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
     """Rows: minus the lowest score in the row's group, its column, the highest outside, its column.
 
-    of_columns: offsets that are subtracted from the scores, or empty.
+    column_coefficients: offsets that are subtracted from the scores, or empty.
     """
     # A NaN is never chosen.
     present = scores > LEFT_OUT
-    if len(of_columns) == 1:
-        scores -= of_columns[0]
+    if len(column_coefficients) == 1:
+        scores -= column_coefficients[0]
     positives = tl.where(present & (target == 1.0), -scores, LEFT_OUT)
     low = tl.max(positives, 1)
     negatives = tl.where(present & (target != 1.0), scores, LEFT_OUT)

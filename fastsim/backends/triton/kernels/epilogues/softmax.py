@@ -8,16 +8,16 @@ import triton.language as tl
 
 from fastsim.backends.triton.kernels.epilogues.terms import (
     sum_exponentials,
-    taking_part,
     weighted_share,
+    zero_left_out,
 )
 
 
 @triton.jit
-def _less_margin(scores, own, numbers):
+def _subtract_margin(scores, is_positive, numbers):
     _, _, margin, _ = numbers
     if margin is not None:
-        scores = tl.where(own, scores - margin, scores)
+        scores = tl.where(is_positive, scores - margin, scores)
     return scores
 
 
@@ -25,18 +25,18 @@ def _less_margin(scores, own, numbers):
 def softmax_forward(
     scores,
     target,
-    own,
+    is_positive,
     column,
     numbers,
-    of_rows,
-    of_columns,
+    row_coefficients,
+    column_coefficients,
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
     """Rows: maximum, sum of exponentials, sum of t s, sum of t. Columns: the first two."""
     scale, _, _, _ = numbers
-    scores = _less_margin(scores, own, numbers)
-    target = taking_part(scores, target)
+    scores = _subtract_margin(scores, is_positive, numbers)
+    target = zero_left_out(scores, target)
     top, total = sum_exponentials(scores, scale, 1)
     rows = (top, total, tl.sum(target * scores, 1), tl.sum(target, 1))
     return rows, sum_exponentials(scores, scale, 0), ()
@@ -46,19 +46,19 @@ def softmax_forward(
 def softmax_score_grad(
     scores,
     target,
-    own,
+    is_positive,
     column,
     numbers,
-    of_rows,
-    of_columns,
+    row_coefficients,
+    column_coefficients,
     levels,
     SCORE_GRAD: tl.constexpr,  # noqa: N803
 ):
     scale, _, _, _ = numbers
-    scores = _less_margin(scores, own, numbers)
-    top, weight, target_weight = of_rows
+    scores = _subtract_margin(scores, is_positive, numbers)
+    top, weight, target_weight = row_coefficients
     out = weighted_share(scores, scale, top, weight)
-    if len(of_columns) == 2:
-        top, weight = of_columns
+    if len(column_coefficients) == 2:
+        top, weight = column_coefficients
         out += weighted_share(scores, scale, top, weight)
-    return (), (), (out - target_weight * taking_part(scores, target),)
+    return (), (), (out - target_weight * zero_left_out(scores, target),)

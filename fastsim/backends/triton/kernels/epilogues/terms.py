@@ -9,7 +9,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def taking_part(scores, values):
+def zero_left_out(scores, values):
     """The values, with 0 for pairs that are left out. A pair with a NaN score is not left out."""
     return tl.where(scores <= LEFT_OUT, 0.0, values)
 
@@ -49,7 +49,7 @@ def log_one_plus(e):
 
 
 @triton.jit
-def _both(a, b):
+def _joint_product(a, b):
     """(1 + a) (1 + b) - 1."""
     return tl.fma(a, b, a + b)
 
@@ -63,14 +63,14 @@ def sum_logs_one_plus(e):
     """
     columns: tl.constexpr = e.shape[1]
     if columns <= 64:
-        return log_one_plus(tl.reduce(e, 1, _both))
+        return log_one_plus(tl.reduce(e, 1, _joint_product))
     else:
         split: tl.constexpr = (e.shape[0], columns // 64, 64)
-        return tl.sum(log_one_plus(tl.reduce(tl.reshape(e, split), 2, _both)), 1)
+        return tl.sum(log_one_plus(tl.reduce(tl.reshape(e, split), 2, _joint_product)), 1)
 
 
 @triton.jit
-def shares_and_exponential(logit):
+def sigmoids_and_exponential(logit):
     """sigma(z), sigma(-z) and e^-|z|."""
     e = tl.exp2(tl.abs(logit) * -LOG2_E)
     # 1 / (1 + e) is computed as rsqrt squared. A division takes six instructions, which serve the
