@@ -8,6 +8,8 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from fastsim.tell import tell
+
 # Parts of the messages of safetensors and torch.save for a full disk; these errors have no errno.
 _FULL = ("No space left", "os error 28", "PytorchStreamWriter failed", "unexpected pos")
 
@@ -17,20 +19,24 @@ class OutputError(OSError):
 
 
 @contextlib.contextmanager
-def whole_file(path):
+def whole_file(path, *, keep=False, say=tell):
     """Yields the path of a new file, which replaces `path` if the block ends without an error.
 
     The new file is beside `path` under an unused name. After an error it is removed, and `path` is
     unchanged. It gets the permissions of the file that it replaces, or those of a new file. Links
     are followed. Raises an `OutputError` if the file cannot be written or the disk is full.
+
+    keep: whether a file that is at `path` in the end, since another process made it meanwhile, is
+    kept: it is renamed to its name with `.old`. say: a function of a line of text, called for it.
     """
     path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
+    old = path.exists() and not keep
+    if old and not path.is_file():
         raise OutputError(f"cannot write {str(path)!r}: it is there and is not a file")
     part = path.with_name(unused_name(".", ".part"))  # never too long, however long `path` is
     try:
         part.touch(exist_ok=False)
-        mode = (path if path.exists() else part).stat().st_mode
+        mode = (path if old else part).stat().st_mode
     except OSError as error:
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror}") from error
     try:
@@ -39,9 +45,29 @@ def whole_file(path):
             yield part
             part.chmod(mode)  # some libraries create a file that only its owner can read
             flush(part)
-            part.replace(path)
+            if keep:
+                _rename_without_loss(part, path, say)
+            else:
+                part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _rename_without_loss(part, path, say):
+    """Moves `part` to `path`; whatever is at `path` is renamed first."""
+    while True:
+        if os.path.lexists(path):
+            name = unused_old_name(path)
+            with contextlib.suppress(FileNotFoundError):  # removed by now
+                os.rename(path, name)
+                say(f"{str(path)!r} was made by another process; it is kept as {name.name!r}")
+        try:
+            os.link(part, path)  # a renaming would overwrite a file made in this moment
+            return part.unlink()
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without hard links
+            return part.replace(path)
 
 
 def check_new_file(name, path):
@@ -56,9 +82,9 @@ def check_new_file(name, path):
         raise OutputError(f"{name}: cannot write {str(path)!r}: {error.strerror}") from error
 
 
-def write_whole(path, text):
-    """Writes a text file, whole or not at all."""
-    with whole_file(path) as part:
+def write_whole(path, text, *, keep=False):
+    """Writes a text file, whole or not at all; keep: as for `whole_file`."""
+    with whole_file(path, keep=keep) as part:
         part.write_text(text, encoding="utf-8")
 
 
@@ -112,6 +138,15 @@ def fingerprint(path):
         while part := handle.read(1 << 20):
             digest.update(part)
     return digest.hexdigest()
+
+
+def unused_old_name(path):
+    """A path beside `path` where nothing is: its name with `.old`, or `.old` and a number."""
+    number, name = 1, path.with_name(path.name + ".old")
+    while os.path.lexists(name):
+        number += 1
+        name = path.with_name(f"{path.name}.old{number}")
+    return name
 
 
 def unused_name(prefix, suffix=""):

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from fastsim.files import OutputError, flush, full_disk_named
+from fastsim.files import OutputError, flush, full_disk_named, unused_old_name
 from fastsim.locks import begun_folder, locked, remove_left
 from fastsim.manifest import MANIFEST, files_of, is_edited, write_manifest
 from fastsim.tell import tell
@@ -166,7 +166,7 @@ def _exchange(stage, path, say):
         undo.append((target, source))
 
     def put_aside(place):
-        kept[place] = _unused(place)
+        kept[place] = unused_old_name(place)
         move(place, kept[place])
 
     try:
@@ -224,14 +224,6 @@ def _in_the_way(target, path):
         if place == target or place.is_symlink() or not place.is_dir():
             break
     return place if os.path.lexists(place) else None
-
-
-def _unused(place):
-    number, name = 1, place.with_name(place.name + ".old")
-    while os.path.lexists(name):
-        number += 1
-        name = place.with_name(f"{place.name}.old{number}")
-    return name
 
 
 def _umask():

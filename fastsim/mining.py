@@ -6,10 +6,14 @@ unlabelled positive. Their TopK-MarginPos is `margin`, their TopK-PercPos is `re
 0.05 for their 95 %.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from fastsim.checks import (
+    SIMILARITIES,
+    check_choice,
     check_flags,
     check_integers,
     check_number,
@@ -17,6 +21,7 @@ from fastsim.checks import (
     float_of,
     int_of,
 )
+from fastsim.dot_products import as_cosines
 from fastsim.pairs import as_ids
 from fastsim.scores import paired_cosine_similarity, top_k
 from fastsim.ties import highest_equal
@@ -33,7 +38,8 @@ def mine_hard_negatives(
     ranks: tuple[int, int] = (1, 30),
     margin: float | None = None,
     relative_margin: float | None = None,
-    score_range: tuple[float, float] = (-1.0, 1.0),
+    score_range: tuple[float, float] | None = None,
+    similarity: str = "cosine",
     query_ids: Tensor | None = None,
     corpus_ids: Tensor | None = None,
     sample: bool = False,
@@ -50,10 +56,12 @@ def mine_hard_negatives(
         count: the number of negatives per query.
         ranks: (first, last), the allowed ranks, counted from 1 among the neighbours that are no
             positives. The first few are often unlabelled positives.
-        margin: the cosine of a negative is at most p - margin, for p the cosine of the positive.
-        relative_margin: the cosine of a negative is at most p - relative_margin |p|; NV-Retriever's
+        margin: the score of a negative is at most p - margin, for p the score of the positive.
+        relative_margin: the score of a negative is at most p - relative_margin |p|; NV-Retriever's
             95 % is 0.05.
-        score_range: (low, high), the allowed cosines of a negative, ends included.
+        score_range: (low, high), the allowed scores of a negative, ends included; None: any score.
+        similarity: "cosine" or "dot", what the scores are: margins and `score_range` are in its
+            unit.
         query_ids, corpus_ids: (N,) and (M,) integers, equal for equal texts. A corpus row is no
             negative of a query if it has the id of the query or of one of its `positives`. At most
             1,000 rows per query are skipped by id, so a query with more may get fewer negatives.
@@ -63,7 +71,7 @@ def mine_hard_negatives(
 
     Returns:
         (rows, scores), (N, count) each, the hardest first: the rows int64, -1 if there are fewer;
-        their cosines with the dtype of `cosine_similarity`, -inf there. Not differentiable.
+        their scores with the dtype of `cosine_similarity`, -inf there. Not differentiable.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
@@ -82,6 +90,7 @@ def mine_hard_negatives(
         if value is not None:
             check_number(name, value, tensor=False)
     check_flags(sample=sample)
+    check_choice("similarity", similarity, SIMILARITIES)
     count, seed = int_of("count", count, 1), _seed(seed)
     first, last = _ranks(ranks, count)
     low, high = _score_range(score_range)
@@ -105,6 +114,8 @@ def mine_hard_negatives(
     generator = torch.Generator(device="cpu").manual_seed(seed)
     mined = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
     scores = None
+    with torch.no_grad():
+        queries, corpus, factors = as_cosines(queries, corpus, similarity)
     depth = min(last + named.shape[1] + _room(query_ids, corpus_ids, named), columns)
     for start in range(0, rows, _QUERIES):
         part = slice(start, min(start + _QUERIES, rows))
@@ -113,7 +124,8 @@ def mine_hard_negatives(
             scores = values.new_full((rows, count), -torch.inf)
         if not bool(values.isfinite().all()):
             raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
-        values = values.clamp(-1.0, 1.0)  # rounding may take them beyond
+        factor = factors[part]
+        values = values.clamp(-1.0, 1.0) * factor  # rounding may take cosines beyond
         allowed = torch.ones_like(near, dtype=torch.bool)
         if query_ids is not None:
             ids = corpus_ids[near]
@@ -127,11 +139,11 @@ def mine_hard_negatives(
         allowed &= (values >= low) & (values <= high)
         with torch.no_grad():
             positive = paired_cosine_similarity(queries[part], corpus[named[part, 0]])
-        positive = positive.clamp(-1.0, 1.0)[:, None]
+        positive = positive.clamp(-1.0, 1.0)[:, None] * factor
         if margin is not None:
-            allowed &= values <= highest_equal(positive - margin)
+            allowed &= values <= highest_equal(positive - margin, factor)
         if relative_margin is not None:
-            allowed &= values <= highest_equal(positive - relative_margin * positive.abs())
+            allowed &= values <= highest_equal(positive - relative_margin * positive.abs(), factor)
         mined[part], scores[part] = _choose(allowed, values, near, count, sample, generator)
     return mined, queries.new_empty(0, count) if scores is None else scores
 
@@ -217,7 +229,9 @@ def _ranks(ranks, count):
 
 
 def _score_range(score_range):
-    """(low, high) as floats."""
+    """(low, high) as floats; None: without bounds."""
+    if score_range is None:
+        return -math.inf, math.inf
     try:
         low, high = (float_of("score_range", end) for end in score_range)
     except (TypeError, ValueError):

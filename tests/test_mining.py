@@ -298,3 +298,55 @@ def test_the_ends_of_the_range_lie_in_it():
             x, corpus, own, count=8, ranks=(1, 8), score_range=score_range
         )
         assert ((rows >= 0).sum(1) == kept).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize(
+    ("margin", "relative", "score_range"),
+    [(None, None, None), (1.5, None, None), (None, 0.3, None), (None, None, (-2.0, 3.0))],
+)
+def test_mined_by_dot_products_are_those_of_the_loops(
+    margin, relative, score_range, backend, dtype, usable
+):
+    """Of rows of many lengths, whose order by cosine is another."""
+    usable(backend)
+    limits, apart = (margin, relative, score_range or (-np.inf, np.inf)), False
+    while not apart:
+        lengths = torch.randn(40, 1).exp()
+        corpus, positives = (lengths * torch.randn(40, 12)).to(dtype), torch.randint(40, (30,))
+        queries = (torch.randn(30, 1).exp() * torch.randn(30, 12)).to(dtype)
+        q, c = queries.double(), corpus.double()
+        scores, largest = q @ c.T, q.norm(dim=1) * c.norm(dim=1).max()
+        # In units of the largest score that a query can have, as a cosine is.
+        unit = scores / largest[:, None]
+        ends = [end for end in limits[2] if abs(end) < np.inf]
+        apart = all(
+            are_apart(
+                unit[[row]], positives[[row]], None if margin is None else margin / size, relative,
+                [end / size for end in ends],
+            )
+            for row, size in enumerate(largest.tolist())
+        )  # fmt: skip
+    rows, found = fastsim.mine_hard_negatives(
+        queries, corpus, positives, count=3, ranks=(2, 20), similarity="dot", margin=margin,
+        relative_margin=relative, score_range=score_range, backend=backend,
+    )  # fmt: skip
+    assert rows.tolist() == loops(scores, positives.tolist(), 3, (2, 20), *limits, None)
+    taken = rows >= 0
+    assert (found[~taken] == -torch.inf).all()
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    # A cosine of rows of D + 1 numbers, times the lengths.
+    bound = 2 * (12 + 1) * torch.finfo(found.dtype).eps * largest[:, None].expand(rows.shape)
+    error = (found.double() - scores.gather(1, rows.clamp(min=0))).abs()
+    assert (error <= bound)[taken].all()
+
+
+def test_what_has_no_dot_product_is_refused():
+    x = torch.randn(5, 4)
+    with pytest.raises(ValueError, match="similarity: wanted one of 'cosine', 'dot', got 'l2'"):
+        fastsim.mine_hard_negatives(x, x, similarity="l2")
+    for bad in (torch.nan, torch.inf):
+        x[2, 1] = bad
+        with pytest.raises(ValueError, match="wanted finite embeddings"):
+            fastsim.mine_hard_negatives(torch.randn(5, 4), x, similarity="dot")

@@ -6,26 +6,21 @@ import click
 
 from fastsim import __version__
 from fastsim.benchmark.options import options as bench_options
-from fastsim.cli.command import Command, Rate, Text, finite, quiet, refuse_combination, table
+from fastsim.cli.command import Command, Rate, Text, quiet, refuse_combination, table
+from fastsim.cli.evaluate import evaluate
 from fastsim.cli.mine import mine
 from fastsim.cli.options import (
-    COLUMNS_HELP,
     CORPUS_HELP,
     CPU,
-    DATA_HELP,
     ENCODING_BATCH,
-    MAX_LENGTH,
     MODEL_OPTION,
     PICKLE,
-    PROMPT,
     SEARCH_PROMPT,
     SEED,
     TRUST,
-    file_format,
 )
 from fastsim.cli.products import PRODUCTS
 from fastsim.cli.train import train
-from fastsim.training.counted import counted
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -110,93 +105,7 @@ def bench(**options):
 
 main.add_command(train)
 main.add_command(mine)
-
-
-@main.command()
-@MODEL_OPTION
-@click.option(
-    "--data",
-    metavar="FILE",
-    type=click.Path(),
-    help=f"Evaluation data: {DATA_HELP}",
-)
-@click.option(
-    "--retrieval",
-    metavar="DIR",
-    help="Retrieval data, in place of --data: a folder in BEIR's layout, with corpus.jsonl,"
-    " queries.jsonl and qrels/SPLIT.tsv. Documents are ranked by the model's own similarity, cosine"
-    " or dot.",
-)
-@click.option(
-    "--split",
-    default="test",
-    metavar="NAME",
-    help="Split of --retrieval: the name of a qrels file.",
-)
-@click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
-@file_format
-@ENCODING_BATCH
-@MAX_LENGTH
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@PROMPT
-@CPU
-@TRUST
-@PICKLE
-def evaluate(
-    model,
-    data,
-    retrieval,
-    split,
-    columns,
-    kind,
-    delimiter,
-    header,
-    batch_size,
-    max_length,
-    as_json,
-    cpu,
-    prompts,
-    **trust,
-):
-    """Evaluate a model on a data file or on retrieval data.
-
-    The columns of the file determine the metrics.
-
-    Example: fastsim evaluate --model model --data test.csv --columns sentence1,sentence2,score
-    """
-    quiet()
-    if (data is None) == (retrieval is None):
-        got = "neither" if data is None else "both"
-        raise click.UsageError(f"wanted either --data or --retrieval, got {got}")
-    if retrieval is not None:
-        refuse_combination(("columns", "kind", "delimiter", "header"), "--retrieval")
-        from fastsim.training.beir import evaluate_retrieval
-        from fastsim.training.load import load_encoder
-
-        encoder = load_encoder(model, cpu=cpu, max_length=max_length, prompts=prompts, **trust)
-        metrics = evaluate_retrieval(encoder, retrieval, split=split, batch_size=batch_size)
-        if as_json:
-            about = {"model": model, "retrieval": retrieval, "split": split}
-            click.echo(json.dumps(about | finite(metrics)))
-        else:
-            click.echo(table({split: metrics}))
-        return
-    refuse_combination(("split",), "--data")
-    from fastsim.training.data import read_data
-    from fastsim.training.load import evaluate_model
-
-    dataset, layout = read_data(
-        data, columns=columns, kind=kind, delimiter=delimiter, header=header
-    )
-    metrics = evaluate_model(
-        model, dataset, layout, batch_size=batch_size, max_length=max_length, cpu=cpu,
-        prompts=prompts, **trust,
-    )  # fmt: skip
-    if as_json:
-        about = {"model": model, "data": data, "rows": len(dataset)}
-        click.echo(json.dumps(about | finite(metrics)))
-    else:
-        click.echo(table({counted(len(dataset), "row"): metrics}))
+main.add_command(evaluate)
 
 
 @main.command()
@@ -391,7 +300,8 @@ def demo(model, output, seed, progress, cpu):
     " Default: no such estimate.",
 )
 @MODEL_OPTION
-def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
+@PICKLE
+def plan(model, dim, bits, rate, bandwidth, memory_rate, allow_pickle, **options):
     """Estimate the memory and the minimum time of a training step.
 
     Example: fastsim plan --batch-size 65536 --ranks 8 --gpu --bits 16 --rate 400
@@ -399,7 +309,7 @@ def plan(model, dim, bits, rate, bandwidth, memory_rate, **options):
     quiet()
     from fastsim.cli import plan as planning
 
-    shape = planning.encoder_shape(model)
+    shape = planning.encoder_shape(model, allow_pickle=allow_pickle)
     shape["dim"] = dim or shape["dim"]
     step = planning.Plan(**options, bytes_each=int(bits) // 8, **shape)
     rate = rate * 1e12 if rate else planning.rate_here(step)

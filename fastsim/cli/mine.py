@@ -61,15 +61,16 @@ from fastsim.training.counted import counted
 @click.option(
     "--margin",
     type=float,
-    metavar="COSINE",
-    help="A negative's cosine must be at least this much below the positive's. Default: no limit.",
+    metavar="DIFFERENCE",
+    help="A negative's similarity must be at least this much below the positive's. Default: no"
+    " limit.",
 )
 @click.option(
     "--relative-margin",
     type=float,
     metavar="FRACTION",
-    help="A negative's cosine must be below the positive's by at least this fraction of it; 0.05"
-    " limits it to 95 %, as NV-Retriever does. Default: no limit.",
+    help="A negative's similarity must be below the positive's by at least this fraction of it;"
+    " 0.05 limits it to 95 %, as NV-Retriever does. Default: no limit.",
 )
 @click.option(
     "--sample", is_flag=True, help="Draw negatives at random from the ranks, not the nearest ones."
@@ -84,7 +85,8 @@ from fastsim.training.counted import counted
 def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu, **options):
     """Find hard negatives for pairs.
 
-    A hard negative is a text near the anchor that is not one of its positives.
+    A hard negative is a text near the anchor that is not one of its positives. Texts are compared
+    by the model's own similarity, cosine or dot; by cosine if it has another.
 
     Example: fastsim mine --pairs pairs.csv --output triplets.jsonl --first 5 --relative-margin 0.05
     """
@@ -108,7 +110,7 @@ def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu,
             f"pairs: none of {left_out} has {negatives} within the limits; widen --first, --last,"
             " --margin or --relative-margin"
         )
-    write_rows(rows, output)
+    write_rows(rows, output, overwrite=overwrite)
     click.echo(f"{counted(len(rows), 'row')}: {click.format_filename(output)}")
     if left_out:
         pairs_left_out = counted(left_out, "pair")

@@ -229,10 +229,11 @@ def measured_rate(device, dtype=torch.float32, seconds=0.3):
     return 2 * x.shape[0] * x.shape[1] * y.shape[1] * count / (time.perf_counter() - start)
 
 
-def encoder_shape(name):
+def encoder_shape(name, *, allow_pickle=False):
     """The arguments of `Plan` that describe a model, given by its folder or name.
 
-    Loads no weights, except those of dense layers after the pooling.
+    Loads no weights, except those of dense layers after the pooling. allow_pickle: whether these
+    may be in a pickle file.
     """
     import transformers
 
@@ -245,11 +246,11 @@ def encoder_shape(name):
     )
     from fastsim.encoders.parts import width_after
 
-    folder = model_folder(name)
+    folder = model_folder(name, allow_pickle=allow_pickle)
     parts = {"transformer": folder, "head": []}
     if (folder / "modules.json").is_file():
-        parts = read_parts(folder, required=("transformer",))
-    base, _ = adapted(parts["transformer"])
+        parts = read_parts(folder, required=("transformer",), allow_pickle=allow_pickle)
+    base, _ = adapted(parts["transformer"], allow_pickle=allow_pickle)
     with loading(folder):
         config = transformers.AutoConfig.from_pretrained(base)
         with torch.device("meta"):

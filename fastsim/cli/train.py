@@ -277,7 +277,7 @@ def _as_text(option, setting):
     "--best-metric",
     metavar="NAME",
     help="Metric that selects the best model. An unknown name lists the metrics of the data."
-    " Default: by the columns, such as spearman_cosine for scores.",
+    " Default: by the columns and the model's similarity, such as spearman_cosine for scores.",
 )
 @click.option(
     "--early-stopping",

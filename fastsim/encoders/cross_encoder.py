@@ -26,7 +26,7 @@ from fastsim.encoders.model_files import (
     read_parts,
 )
 from fastsim.encoders.names import ModelError
-from fastsim.encoders.tokenized import tokenized
+from fastsim.encoders.tokenized import stand_in, tokenized
 from fastsim.folders import replaced_folder
 from fastsim.losses import cosent
 from fastsim.precision import compute_dtype
@@ -85,7 +85,9 @@ class CrossEncoder(nn.Module):
         return tokenized(self.tokenizer, first, second, max_length=self.max_length)
 
     def forward(self, features):
-        """Logits (N,) of the tensors of `tokenize`, in float32 or more."""
+        """Logits (N,) of the tensors of `tokenize`, in float32 or more; N = 0 is allowed."""
+        if len(features["attention_mask"]) == 0:
+            return self.forward(stand_in(features))[:0]
         logits = self.model(**features).logits[:, 0]
         return logits.to(compute_dtype(logits))
 

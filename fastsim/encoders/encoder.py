@@ -37,7 +37,7 @@ from fastsim.encoders.model_files import (
 )
 from fastsim.encoders.names import EMBEDDED, POOLINGS, SIMILARITIES, ModelError
 from fastsim.encoders.parts import Dense, Normalize, check_widths, pool, width_after
-from fastsim.encoders.tokenized import tokenized
+from fastsim.encoders.tokenized import stand_in, tokenized
 from fastsim.folders import replaced_folder
 
 __all__ = ["EMBEDDED", "POOLINGS", "Dense", "Encoder", "ModelError", "Normalize", "pool"]
@@ -57,8 +57,8 @@ class Encoder(nn.Module):
         prompts: {name: text that is put before a text}.
         default_prompt: the name of the prompt that `encode` uses if none is given.
         include_prompt: whether the tokens of a prompt take part in the pooling.
-        similarity: one of `SIMILARITIES`, by which the embeddings are meant to be compared. It is
-            only written to the folder, and read from it.
+        similarity: one of `SIMILARITIES`, by which the embeddings are meant to be compared, and are
+            compared in evaluation, mining and search. The encoder itself does not use it.
         truncate_dim: the width to which `encode` truncates embeddings; None: the full width.
             `forward` does not truncate.
 
@@ -159,8 +159,10 @@ class Encoder(nn.Module):
         return features["input_ids"][features["attention_mask"].bool()].tolist()
 
     def forward(self, features):
-        """Embeddings (N, dim) of the tensors of `tokenize`."""
+        """Embeddings (N, dim) of the tensors of `tokenize`; N = 0 is allowed, as on one rank."""
         mask = features["attention_mask"]
+        if len(mask) == 0:
+            return self.forward(stand_in(features))[:0]
         pooling_mask = features.get("pooling_mask", mask)
         features = {name: value for name, value in features.items() if name != "pooling_mask"}
         if self._needs_positions():

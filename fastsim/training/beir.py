@@ -9,11 +9,12 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
+from fastsim.dot_products import as_cosines
 from fastsim.scores import top_k
 from fastsim.training.data import DataError
 from fastsim.training.evaluation import check_vectors
 from fastsim.training.rows import check_file, delimited_rows, named_rows, sound
-from fastsim.training.similarity import as_cosines, similarity_of
+from fastsim.training.similarity import similarity_of
 from fastsim.training.values import checked_text
 
 _QUERIES = 1024  # searched at a time

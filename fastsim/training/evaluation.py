@@ -6,14 +6,15 @@ import torch
 
 from fastsim.encoders.names import ModelError
 from fastsim.training import metrics
+from fastsim.training.similarity import ranking_similarity
 
-# Format -> the metric that selects the best model.
+# Format -> the metric that selects the best model. {}: the model's similarity.
 PRIMARY = {
-    "scored pairs": "spearman_cosine",
-    "labelled pairs": "average_precision_cosine",
+    "scored pairs": "spearman_{}",
+    "labelled pairs": "average_precision_{}",
     "classes": "accuracy",
     "tuples": "ndcg@10",
-    "triplets": "triplet_accuracy_cosine",
+    "triplets": "triplet_accuracy_{}",
     "labelled texts": "ndcg@10",
 }
 PRIMARY_OF_CROSS_ENCODER = {
@@ -32,15 +33,19 @@ def as_binary(labels):
     return [int(str(label).lower() in ("1", "true")) for label in labels]
 
 
-def primary_metric(layout, *, cross_encoder=False, classifier=False):
-    """The name of the metric that selects the best model on this data."""
+def primary_metric(layout, *, cross_encoder=False, classifier=False, similarity="cosine"):
+    """The name of the metric that selects the best model on this data.
+
+    similarity: of the model.
+    """
     if cross_encoder:
         return PRIMARY_OF_CROSS_ENCODER[layout.name]
-    if layout.name == "labelled pairs" and classifier:
-        return PRIMARY["classes"]
-    if layout.negatives:
-        return PRIMARY["triplets"]
-    return PRIMARY[layout.name]
+    kind = layout.name
+    if kind == "labelled pairs" and classifier:
+        kind = "classes"
+    elif layout.negatives:
+        kind = "triplets"
+    return PRIMARY[kind].format(similarity)
 
 
 def metric_names(layout, *, cross_encoder=False, classifier=False):
@@ -119,6 +124,9 @@ def evaluate_encoder(
     positives and negatives.
     Labelled texts: retrieval of the texts of the same label.
 
+    Of several similarities the encoder's own comes first. Retrieval ranks by it if it is cosine or
+    dot, otherwise by cosine.
+
     width: truncates the embeddings; None: the width that `encode` returns, or for a classifier the
     full width. ValueError for data without a metric.
     """
@@ -137,20 +145,28 @@ def evaluate_encoder(
         for prompt, column in zip(prompts, columns, strict=True)
     ]
     parts = [vectors[column] for column in rows]
+    own = {"similarity": encoder.similarity}
     if layout.name == "scored pairs":
-        return metrics.pair_correlations(*parts, dataset[layout.label][:])
+        return metrics.pair_correlations(*parts, dataset[layout.label][:], **own)
     if layout.name == "labelled pairs":
         labels = dataset[layout.label][:]
         if classifier is None:
-            return metrics.pair_binary(*parts, as_binary(labels))
-        module, classes = classifier
-        with torch.no_grad():
-            device = next(module.parameters()).device
-            logits = module.logits(parts[0].to(device), parts[1].to(device)).cpu()
-        return metrics.classes(logits, [classes.index(label) for label in labels])
+            return metrics.pair_binary(*parts, as_binary(labels), **own)
+        return _of_classes(*classifier, *parts, labels)
+    ranking = ranking_similarity(encoder)
     if layout.name == "tuples":
-        return _tuples(vectors, rows, parts, layout, [text for _, text in unique])
-    return _labelled_texts(vectors, rows[0], dataset[layout.label][:])
+        accuracy = _triplet_accuracy(*parts, **own) if layout.negatives else {}
+        texts = [text for _, text in unique]
+        return accuracy | _tuples(vectors, rows, texts, similarity=ranking)
+    return _labelled_texts(vectors, rows[0], dataset[layout.label][:], similarity=ranking)
+
+
+def _of_classes(module, names, u, v, labels):
+    """`metrics.classes` of a classifier on paired embeddings u, v (N, D)."""
+    device = next(module.parameters()).device
+    with torch.no_grad():
+        logits = module.logits(u.to(device), v.to(device)).cpu()
+    return metrics.classes(logits, [names.index(label) for label in labels])
 
 
 def _encode(encoder, unique, **options):
@@ -176,15 +192,17 @@ def evaluate_cross_encoder(model, dataset, layout, *, batch_size=32, progress=Fa
     return metrics.binary(scores, as_binary(labels))
 
 
-def _tuples(vectors, rows, parts, layout, texts):
-    """Metrics of tuples.
+def _triplet_accuracy(anchors, positives, *negatives, similarity):
+    """`metrics.triplets`, averaged over the columns of negatives."""
+    columns = [metrics.triplets(anchors, positives, n, similarity=similarity) for n in negatives]
+    return {key: sum(values[key] for values in columns) / len(columns) for key in columns[0]}
+
+
+def _tuples(vectors, rows, texts, *, similarity):
+    """Retrieval of the positives of tuples.
 
     texts: the text of each row of `vectors`; rows with the same text have different prompts.
     """
-    result = {}
-    if layout.negatives:
-        columns = [metrics.triplets(parts[0], parts[1], negative) for negative in parts[2:]]
-        result = {key: sum(values[key] for values in columns) / len(columns) for key in columns[0]}
     answers = defaultdict(set)
     corpus = list(dict.fromkeys(row for column in rows[1:] for row in column))
     position = {row: index for index, row in enumerate(corpus)}
@@ -201,12 +219,12 @@ def _tuples(vectors, rows, parts, layout, texts):
     left_out = [
         index if index not in rows else -1 for index, rows in zip(itself, relevant, strict=True)
     ]
-    return result | metrics.retrieval(
-        vectors[queries], vectors[corpus], relevant, left_out=left_out
+    return metrics.retrieval(
+        vectors[queries], vectors[corpus], relevant, left_out=left_out, similarity=similarity
     )
 
 
-def _labelled_texts(vectors, rows, labels):
+def _labelled_texts(vectors, rows, labels, *, similarity):
     pairs = list(dict.fromkeys(zip(rows, labels, strict=True)))
     groups = defaultdict(set)
     for row, label in pairs:
@@ -214,4 +232,6 @@ def _labelled_texts(vectors, rows, labels):
     queries = [(row, label) for row, label in pairs if len(groups[label]) > 1]
     relevant = [groups[label] - {row} for row, label in queries]
     places = [row for row, _ in queries]
-    return metrics.retrieval(vectors[places], vectors, relevant, left_out=places)
+    return metrics.retrieval(
+        vectors[places], vectors, relevant, left_out=places, similarity=similarity
+    )

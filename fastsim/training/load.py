@@ -2,6 +2,7 @@
 
 import torch
 
+from fastsim.dot_products import as_cosines
 from fastsim.encoders.cross_encoder import CrossEncoder, is_cross_encoder
 from fastsim.encoders.encoder import Encoder
 from fastsim.encoders.model_files import model_folder
@@ -10,7 +11,7 @@ from fastsim.scores import top_k
 from fastsim.training import evaluation
 from fastsim.training.objectives import read_classifier
 from fastsim.training.prompts import check_prompts, check_used
-from fastsim.training.similarity import as_cosines, similarity_of
+from fastsim.training.similarity import similarity_of
 
 
 def load_encoder(

@@ -8,6 +8,7 @@ import math
 
 import torch
 
+from fastsim.dot_products import as_cosines
 from fastsim.scores import paired_cosine_similarity, top_k
 
 SIMILARITIES = {
@@ -30,11 +31,19 @@ def correlations(scores, gold):
     }
 
 
-def pair_correlations(u, v, gold):
-    """`correlations` of paired rows u, v (N, D) under each similarity with gold scores (N,)."""
+def _starting_with(similarity):
+    """`SIMILARITIES`, this one first."""
+    return {similarity: SIMILARITIES[similarity], **SIMILARITIES}
+
+
+def pair_correlations(u, v, gold, *, similarity="cosine"):
+    """`correlations` of paired rows u, v (N, D) under each similarity with gold scores (N,).
+
+    similarity: the first in the result.
+    """
     result = {}
-    for name, similarity in SIMILARITIES.items():
-        values = correlations(similarity(u, v).tolist(), gold)
+    for name, score in _starting_with(similarity).items():
+        values = correlations(score(u, v).tolist(), gold)
         result |= {f"{kind}_{name}": value for kind, value in values.items()}
     return result
 
@@ -65,11 +74,14 @@ def binary(scores, labels):
     }
 
 
-def pair_binary(u, v, labels):
-    """`binary` of paired rows u, v (N, D) under each similarity with labels 0 and 1 (N,)."""
+def pair_binary(u, v, labels, *, similarity="cosine"):
+    """`binary` of paired rows u, v (N, D) under each similarity with labels 0 and 1 (N,).
+
+    similarity: the first in the result.
+    """
     result = {}
-    for name, similarity in SIMILARITIES.items():
-        values = binary(similarity(u, v).tolist(), labels)
+    for name, score in _starting_with(similarity).items():
+        values = binary(score(u, v).tolist(), labels)
         result |= {f"{kind}_{name}": value for kind, value in values.items()}
     return result
 
@@ -85,24 +97,29 @@ def classes(logits, labels):
     }
 
 
-def triplets(anchors, positives, negatives):
-    """Share of rows whose positive is closer than the negative; all three (N, D)."""
+def triplets(anchors, positives, negatives, *, similarity="cosine"):
+    """Share of rows whose positive is closer than the negative; all three (N, D).
+
+    similarity: the first in the result.
+    """
     return {
         f"triplet_accuracy_{name}": float(
-            (similarity(anchors, positives) > similarity(anchors, negatives)).double().mean()
+            (score(anchors, positives) > score(anchors, negatives)).double().mean()
         )
-        for name, similarity in SIMILARITIES.items()
+        for name, score in _starting_with(similarity).items()
     }
 
 
-def retrieval(queries, corpus, relevant, *, left_out=None, depth=10):
-    """recall@1, 5, 10, MRR@10 and nDCG@10 of a search by cosine.
+def retrieval(queries, corpus, relevant, *, left_out=None, depth=10, similarity="cosine"):
+    """recall@1, 5, 10, MRR@10 and nDCG@10 of a search.
 
     queries (Q, D), corpus (M, D). relevant: a non-empty set of corpus rows for each query.
+    similarity: "cosine" or "dot", by which rows are ranked.
     left_out: the corpus row that each query leaves out, itself for instance, or -1; None: no query
     leaves out a row. recall@k is the share of a query's relevant rows among its first k.
     """
     extra = 0 if left_out is None else 1
+    queries, corpus, _ = as_cosines(queries, corpus, similarity)
     _, nearest = top_k(queries, corpus, min(depth + extra, corpus.shape[0]))
     sums = dict.fromkeys(("recall@1", "recall@5", "recall@10", "mrr@10", "ndcg@10"), 0.0)
     for query, row in enumerate(nearest.tolist()):

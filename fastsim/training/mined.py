@@ -11,44 +11,31 @@ from fastsim.mining import mine_hard_negatives
 from fastsim.training.data import DataError, read_corpus, read_data
 from fastsim.training.evaluation import check_vectors
 from fastsim.training.rows import SUFFIXES, suffix_of
+from fastsim.training.similarity import ranking_similarity
 
 
 def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None, header=None,
-         batch_size=32, count=1, **limits):  # fmt: skip
+         batch_size=32, count=1, seed=0, **limits):  # fmt: skip
     """([{anchor, positive, negative, ...}], the number of pairs that were left out).
 
     pairs: a file of anchors and positives. corpus: a file of texts besides the positives. columns,
     kind, delimiter, header: as for `read_data`; the last three apply to the corpus too. limits: the
-    options of `mine_hard_negatives`. Neither the anchor itself nor any of its positives in the file
-    is a negative; texts that differ only in white space count as equal. Pairs with fewer than
-    `count` negatives within the limits are left out.
+    options of `mine_hard_negatives`, in the unit of the encoder's similarity: dot products for
+    "dot", otherwise cosines. Neither the anchor itself nor any of its positives in the file is a
+    negative; texts that differ only in white space count as equal. Pairs with fewer than `count`
+    negatives within the limits are left out.
     """
-    dataset, layout = read_data(
-        pairs, columns=columns, kind=kind, delimiter=delimiter, header=header
-    )
-    if layout.columns != ("anchor", "positive"):
-        raise DataError(
-            f"{pairs}: wanted only the columns anchor and positive, got"
-            f" {', '.join(layout.columns)}; select them with --columns anchor,positive"
-        )
-    anchors, positives = dataset["anchor"][:], dataset["positive"][:]
-    further = (
-        [] if corpus is None else read_corpus(corpus, kind=kind, delimiter=delimiter, header=header)
-    )
+    how = {"kind": kind, "delimiter": delimiter, "header": header}
+    anchors, positives = _read_pairs(pairs, columns=columns, **how)
+    further = [] if corpus is None else read_corpus(corpus, **how)
     texts, text_row = _distinct([*positives, *further])
     unique, anchor_row = _distinct(anchors)
     queries = check_vectors(encoder.encode_query(unique, batch_size=batch_size))
     vectors = check_vectors(encoder.encode_document(texts, batch_size=batch_size))
     query_rows = [anchor_row[_words(anchor)] for anchor in anchors]
     answers = [text_row[_words(positive)] for positive in positives]
-    excluded = defaultdict(dict)  # row of an anchor -> ordered set of rows that are no negatives
-    for query, answer in zip(query_rows, answers, strict=True):
-        excluded[query][answer] = None
-    for words, query in anchor_row.items():
-        if words in text_row:
-            excluded[query][text_row[words]] = None
+    excluded = _excluded(query_rows, answers, anchor_row, text_row)
     negative_rows = [None] * len(anchors)
-    seed = limits.pop("seed", 0)
     for number, group in enumerate(_groups([len(excluded[query]) for query in query_rows])):
         group_queries = [query_rows[pair] for pair in group]
         negatives, _ = mine_hard_negatives(
@@ -57,6 +44,7 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None
             _table([answers[pair] for pair in group], [excluded[row] for row in group_queries]),
             count=count,
             seed=seed + number,  # so that groups draw different random numbers
+            similarity=ranking_similarity(encoder),
             **limits,
         )
         for pair, rows in zip(group, negatives.tolist(), strict=True):
@@ -68,6 +56,28 @@ def mine(encoder, pairs, *, corpus=None, columns=None, kind=None, delimiter=None
             negatives = zip(names, (texts[row] for row in rows), strict=True)
             result.append({"anchor": anchor, "positive": positive, **dict(negatives)})
     return result, len(anchors) - len(result)
+
+
+def _read_pairs(pairs, **options):
+    """(anchors, positives) of a file; `DataError` if it has other columns."""
+    dataset, layout = read_data(pairs, **options)
+    if layout.columns != ("anchor", "positive"):
+        raise DataError(
+            f"{pairs}: wanted only the columns anchor and positive, got"
+            f" {', '.join(layout.columns)}; select them with --columns anchor,positive"
+        )
+    return dataset["anchor"][:], dataset["positive"][:]
+
+
+def _excluded(query_rows, answers, anchor_row, text_row):
+    """{row of an anchor: ordered set of the rows of texts that are none of its negatives}."""
+    excluded = defaultdict(dict)
+    for query, answer in zip(query_rows, answers, strict=True):
+        excluded[query][answer] = None
+    for words, query in anchor_row.items():
+        if words in text_row:
+            excluded[query][text_row[words]] = None
+    return excluded
 
 
 def _groups(counts):
@@ -128,6 +138,11 @@ def check_output(path, *read, overwrite=False):
     check_new_file("output", path)
 
 
-def write_rows(rows, path):
-    """Write the rows as JSON lines, all or none; `OutputError` if they cannot be written."""
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+def write_rows(rows, path, *, overwrite=False):
+    """Write the rows as JSON lines, all or none; `OutputError` if they cannot be written.
+
+    overwrite: whether to overwrite a file at `path`; otherwise it is renamed to its name with
+    `.old`. `check_output` refuses a file that was there before the work.
+    """
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_whole(path, text, keep=not overwrite)

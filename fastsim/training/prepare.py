@@ -7,11 +7,12 @@ import numpy as np
 import torch
 
 from fastsim.encoders.encoder import Encoder
-from fastsim.scores import cosine_similarity, paired_cosine_similarity
+from fastsim.scores import cosine_similarity
 from fastsim.training import evaluation
 from fastsim.training.batch_plan import batch_plan
 from fastsim.training.data import DataError, read_data
 from fastsim.training.learnable import check_learnable
+from fastsim.training.metrics import SIMILARITIES
 from fastsim.training.models import BiEncoderModel, CrossEncoderModel
 from fastsim.training.objectives import Objective, check_loss
 from fastsim.training.prompts import check_prompts, check_used, name_parts
@@ -22,15 +23,29 @@ SCATTER_PAIRS = 500  # in the picture of similarities
 
 
 @dataclass
-class Task:
-    """A model with the data to train and evaluate it; made by `prepare`."""
+class Data:
+    """The checked data of a run, with labels as numbers.
 
-    model: torch.nn.Module
-    encoder: torch.nn.Module
+    eval, eval_layout: None without evaluation data. classes: the names of the classes, for the loss
+    "classification".
+    """
+
     train: object
     layout: object
     eval: object
     eval_layout: object
+    classes: list | None
+
+
+@dataclass
+class Task(Data):
+    """A model with the data to train and evaluate it; made by `prepare`.
+
+    metric: selects the best model; None without evaluation data.
+    """
+
+    model: torch.nn.Module
+    encoder: torch.nn.Module
     metric: str | None
     cross: bool
     batch_size: int
@@ -72,7 +87,7 @@ class Task:
                 scores = self.encoder.score(*(rows[name][:] for name in layout.texts))
             else:
                 parts = (self._encode(rows, name) for name in layout.texts)
-                scores = paired_cosine_similarity(*parts)
+                scores = SIMILARITIES[self.encoder.similarity](*parts)
             result |= {"gold": rows["score"][:], "scores": scores.tolist()}
         return result
 
@@ -118,37 +133,18 @@ def prepare(options, group=None, say=None):
             data.train, data.layout, options.loss, options.batch_size, seed=options.seed
         )
     return Task(
+        **vars(data),
         model=model,
         encoder=encoder,
-        train=data.train,
-        layout=data.layout,
-        eval=data.eval,
-        eval_layout=data.eval_layout,
-        metric=data.metric,
+        metric=_metric(options.best_metric, data, encoder, cross),
         cross=cross,
         batch_size=options.batch_size,
         batches=batches,
     )
 
 
-@dataclass
-class _Data:
-    """The checked data of a run.
-
-    eval, eval_layout, metric: None without evaluation data. classes: the names of the classes, for
-    the loss "classification".
-    """
-
-    train: object
-    layout: object
-    eval: object
-    eval_layout: object
-    classes: list | None
-    metric: str | None
-
-
 def _prepare_data(options, cross, say):
-    """`_Data`: read, checked against the options, with labels as numbers."""
+    """`Data`: read, and checked against the options."""
     train, layout, eval_data, eval_layout = _read_files(options, cross, say)
     if options.score_range is not None and layout.label != "score":
         raise ValueError(f"score_range: needs a column score, got {layout.name}")
@@ -157,6 +153,7 @@ def _prepare_data(options, cross, say):
         evaluation.check_evaluation(
             eval_data, eval_layout, cross_encoder=cross, classes=classes, name="eval"
         )
+        _check_metric(options.best_metric, eval_layout, cross, classes)
     train = _numeric_labels(options, train, layout, classes, cross)
     check_learnable(
         options.loss,
@@ -166,11 +163,7 @@ def _prepare_data(options, cross, say):
         options.batch_size,
         cross=cross,
     )
-    metric = None
-    if eval_data is not None:
-        kind = {"cross_encoder": cross, "classifier": classes is not None}
-        metric = _metric(options.best_metric, eval_layout, **kind)
-    return _Data(train, layout, eval_data, eval_layout, classes, metric)
+    return Data(train, layout, eval_data, eval_layout, classes)
 
 
 def _read_files(options, cross, say):
@@ -229,12 +222,23 @@ def _eval_columns(options):
     return options.columns if options.eval_columns is None else options.eval_columns
 
 
-def _metric(name, layout, **kind):
-    """The metric that selects the best model: `name`, or by default the primary one of the data."""
+def _check_metric(name, layout, cross, classes):
+    """ValueError for a name that is no metric of the evaluation data; None is allowed."""
+    kind = {"cross_encoder": cross, "classifier": classes is not None}
     names = evaluation.metric_names(layout, **kind)
     if name is not None and name not in names:
         raise ValueError(f"best_metric: wanted one of {', '.join(names)}, got {name!r}")
-    return name or evaluation.primary_metric(layout, **kind)
+
+
+def _metric(name, data, encoder, cross):
+    """The metric that selects the best model: `name`, or by default the primary one of the data."""
+    if data.eval is None or name is not None:
+        return name
+    if cross:
+        return evaluation.primary_metric(data.eval_layout, cross_encoder=True)
+    return evaluation.primary_metric(
+        data.eval_layout, classifier=data.classes is not None, similarity=encoder.similarity
+    )
 
 
 def _bi_encoder(options, layout, classes, group):

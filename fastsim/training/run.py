@@ -51,9 +51,6 @@ def train(options, say=None, *, dry_run=False):
     import torch
     from accelerate import PartialState
 
-    from fastsim.training import sharding
-    from fastsim.training.report_lines import header, planned_steps
-
     options.as_written()  # so that an error is raised here, and not after the training
     output = Path(os.path.realpath(options.output))
     _check_utf8("output", output)
@@ -61,20 +58,9 @@ def train(options, say=None, *, dry_run=False):
     several = process.num_processes > 1
     say = (say or tell) if process.is_main_process else (lambda line: None)
     checkpoints = _checkpoint_folder(options, output, process)
-    say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
-    with variables(sharding.loading_variables()):
-        task = prepare(options, torch.distributed.group.WORLD if several else None, say)
-    for line in header(options, task, process.num_processes):
-        say(line)
-    note = small_batches(task.batches, options.loss)
-    if note:
-        say(note)
+    task = _prepared(options, torch.distributed.group.WORLD if several else None, process, say)
     arguments = _arguments(options, task, checkpoints, process.num_processes)
-    steps, *_ = planned_steps(options, task)
-    warmup = arguments.get_warmup_steps(steps)
-    check_rates(options.schedule, options.learning_rate, warmup, steps)
-    _check_reporting(arguments)
-    _check_hub(options.push_to_hub)
+    _check_arguments(options, task, arguments)
     if dry_run:
         if process.is_main_process:
             beginning.check(options, checkpoints, process.num_processes)
@@ -84,6 +70,33 @@ def train(options, say=None, *, dry_run=False):
     with saved.claimed(checkpoints, output):
         finish_exchanges(output, say)
         return _train_and_save(options, task, arguments, output, checkpoints, process, say)
+
+
+def _prepared(options, group, process, say):
+    """The `Task` of the options; says what it reads and what the run will do."""
+    from fastsim.training import sharding
+    from fastsim.training.report_lines import header
+
+    say(f"reading {options.train if isinstance(options.train, str) else ', '.join(options.train)}")
+    with variables(sharding.loading_variables()):
+        task = prepare(options, group, say)
+    for line in header(options, task, process.num_processes):
+        say(line)
+    note = small_batches(task.batches, options.loss)
+    if note:
+        say(note)
+    return task
+
+
+def _check_arguments(options, task, arguments):
+    """Refuse what transformers or the hub would refuse only during the training or after it."""
+    from fastsim.training.report_lines import planned_steps
+
+    steps, *_ = planned_steps(options, task)
+    warmup = arguments.get_warmup_steps(steps)
+    check_rates(options.schedule, options.learning_rate, warmup, steps)
+    _check_reporting(arguments)
+    _check_hub(options.push_to_hub)
 
 
 def _checkpoint_folder(options, output, process):

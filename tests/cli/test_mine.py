@@ -163,3 +163,19 @@ def test_the_prompts_are_of_queries_and_documents():
         said = " ".join(run(name, "--help").output.split())
         assert "A text put before each query or document;" in said
         assert "column's name" not in said
+
+
+def test_a_file_made_while_negatives_are_mined_is_kept(tuples, tmp_path, monkeypatch):
+    """As if by another process, after the look at the output."""
+    output, load_encoder = tmp_path / "mined.jsonl", load.load_encoder
+
+    def loaded(model, **options):
+        output.write_text("theirs")
+        return load_encoder(model, **options)
+
+    monkeypatch.setattr(load, "load_encoder", loaded)
+    result = run("mine", "--model", models.tiny_bert(), "--pairs", tuples, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert len(output.read_text().splitlines()) == 24
+    assert (tmp_path / "mined.jsonl.old").read_text() == "theirs"
+    assert "is kept as 'mined.jsonl.old'" in result.stderr

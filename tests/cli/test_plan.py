@@ -325,3 +325,26 @@ def test_the_time_of_a_gpu_is_not_a_cpus(monkeypatch):
     assert "at 300 TFLOP/s" in planned("--gpu", "--bits", "16")
     float32, bfloat16 = torch.float32, torch.bfloat16
     assert asked == [("cpu", float32), ("cuda", float32), ("cuda", bfloat16)]
+
+
+def test_pickled_weights_of_a_dense_layer_need_a_flag(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("datasets")
+    from click.testing import CliRunner
+
+    from fastsim.cli import main as cli
+    from fastsim.encoders.encoder import Encoder
+    from tests import models
+
+    encoder = Encoder.from_pretrained(models.tiny_bert(), dense=4)
+    encoder.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/2_Dense/model.safetensors").unlink()
+    weights = encoder.head[0].state_dict()
+    torch.save(weights, tmp_path / "model/2_Dense/pytorch_model.bin")
+    command = ["plan", "--batch-size", "100", "--rate", "1", "--model", str(tmp_path / "model")]
+    result = CliRunner().invoke(cli.main, command)
+    assert result.exit_code == 4
+    assert "(--allow-pickle) allows weights in pickle files" in result.stderr
+    result = CliRunner().invoke(cli.main, [*command, "--allow-pickle"])
+    assert result.exit_code == 0, result.output
+    assert "100 candidates of width 4" in result.output

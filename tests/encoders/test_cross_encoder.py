@@ -166,3 +166,14 @@ def test_a_decoder_without_padding_pads_with_its_end():
     encoder.tokenizer.pad_token = encoder.tokenizer.eos_token = None
     with pytest.raises(ValueError, match="tokenizer: wanted one with a padding or an end"):
         CrossEncoder(encoder.model, encoder.tokenizer)
+
+
+@pytest.mark.parametrize("folder", [models.tiny_bert, models.tiny_decoder])
+def test_no_pairs_have_no_logits(folder):
+    model = CrossEncoder.from_pretrained(folder())
+    features = model.tokenize([], [])
+    assert {len(part) for part in features.values()} == {0}
+    logits = model(features)
+    assert logits.shape == (0,)
+    logits.sum().backward()
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)

@@ -276,3 +276,23 @@ def test_a_model_that_says_no_length_has_none(said):
     encoder = Encoder(encoder.model, encoder.tokenizer)
     assert encoder.max_length is None
     assert encoder.tokenize(["the " * 99])["input_ids"].shape == (1, 101)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("folder", [models.tiny_bert, models.tiny_decoder])
+def test_no_texts_have_no_embeddings(folder, pooling):
+    """As on one rank of a group, where they still depend on all weights that texts depend on."""
+    encoder = Encoder.from_pretrained(folder(), pooling=pooling, dense=5).train()
+    encoder.include_prompt = False
+    features = encoder.tokenize([], "the ")
+    assert features.keys() == encoder.tokenize(["a"], "the ").keys()
+    assert {len(part) for part in features.values()} == {0}
+    learning = []
+    for texts in ([], ["the cat"]):
+        encoder.zero_grad()
+        vectors = encoder(encoder.tokenize(texts))
+        assert vectors.shape == (len(texts), 5)
+        vectors.sum().backward()
+        learning.append({n: p.grad for n, p in encoder.named_parameters() if p.grad is not None})
+    assert learning[0].keys() == learning[1].keys()
+    assert not any(grad.any() for grad in learning[0].values())

@@ -28,3 +28,10 @@ class Angles:
 
     def encode_document(self, texts, **options):
         return self.encode(texts, prompt=self.prompts.get("document", "0"))
+
+
+class Points(Angles):
+    """An encoder of texts that are points "x,y"."""
+
+    def encode(self, texts, **options):
+        return torch.tensor([[float(number) for number in text.split(",")] for text in texts])

@@ -151,3 +151,26 @@ def test_data_without_two_scores_has_no_metric(files, tmp_path):
     same.write_text("sentence1,sentence2,score\na,b,0.5\nc,d,0.5\n")
     with pytest.raises(ValueError, match=r"eval: wanted at least two .*, got 0\.5 in every row"):
         train(options(tmp_path, held, eval=str(same)), dry_run=True)
+
+
+def test_the_best_model_is_chosen_by_its_own_similarity(files, tmp_path, monkeypatch):
+    """As is the metric that is told, and the end by early stopping."""
+    calls, measure = itertools.count(), Task.evaluate
+    values = [0.1, 0.8, 0.3, 0.2, 0.1, 0.1]  # by dot products; by cosines it gets ever better
+
+    def told(self):
+        number = next(calls)
+        made_up = {"triplet_accuracy_dot": values[number], "triplet_accuracy_cosine": number / 9}
+        return measure(self) | made_up
+
+    monkeypatch.setattr(Task, "evaluate", told)
+    file, held = files("triplets")
+    asked = options(tmp_path, file, loss="info_nce", eval=held, eval_steps=1, max_steps=5)
+    asked.loss_options, asked.early_stopping = {"similarity": "dot"}, 2
+    asked.keep_checkpoints, said = True, []
+    result = train(asked, said.append)
+    assert result["metric"] == "triplet_accuracy_dot"
+    assert "before   triplet_accuracy_dot 0.1000" in said
+    assert result["steps"] == 3  # two after the best
+    kept = tmp_path / "out-checkpoints"
+    assert {path.name for path in kept.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-3"}

@@ -333,6 +333,16 @@ def test_checkpoints_stay_in_a_mounted_output(tmp_path, monkeypatch):
     assert checkpoint_folder(out) == out / "checkpoints"
 
 
+def test_a_run_goes_on_where_its_checkpoints_are(tmp_path):
+    """In the output, which was mounted when it began, unless one beside it has begun since."""
+    out, beside = tmp_path / "out", tmp_path / "out-checkpoints"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / saved.RUN).touch()
+    assert checkpoint_folder(out) == out / "checkpoints"
+    beside.mkdir()
+    assert checkpoint_folder(out) == beside
+
+
 def test_a_checkpoint_that_cannot_be_read_just_now_is_not_damaged(tmp_path, monkeypatch):
     """What is damaged is passed over, and removed."""
     for step in (1, 2):

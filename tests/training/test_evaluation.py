@@ -22,7 +22,7 @@ from fastsim.training.evaluation import (
     primary_metric,
 )
 from fastsim.training.formats import format_of
-from tests.training.angles import Angles
+from tests.training.angles import Angles, Points
 
 
 def evaluated(columns, **prompts):
@@ -188,3 +188,36 @@ def test_an_embedding_that_is_not_finite_is_no_embedding():
     vectors[1, 2], vectors[3] = torch.inf, torch.nan
     with pytest.raises(ModelError, match="2 of 5 texts"):
         check_vectors(vectors)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
+@pytest.mark.parametrize("kind", ["score", "label", "negative"])
+def test_the_encoders_own_similarity_comes_first(kind, similarity):
+    values = {"score": [1.0, 0.5, 0.0], "label": ["1", "1", "0"], "negative": ["20", "91", "7"]}
+    columns = PAIRS | {kind: values[kind]}
+    if kind == "negative":
+        columns = dict(zip(("anchor", "positive", "negative"), columns.values(), strict=True))
+    layout, plain = format_of(list(columns)), evaluated(columns)[0]
+    encoder = Angles()
+    encoder.similarity = similarity
+    found = evaluate_encoder(encoder, Dataset.from_dict(columns), layout)
+    assert next(iter(found)).endswith(f"_{similarity}")
+    assert found == plain  # whatever the order
+    metric = primary_metric(layout, similarity=similarity)
+    assert metric == primary_metric(layout).replace("cosine", similarity)
+    assert metric in found
+
+
+@pytest.mark.parametrize(("similarity", "rank"), [("cosine", 2), ("dot", 1), ("euclidean", 2)])
+def test_retrieval_ranks_by_the_encoders_similarity(similarity, rank):
+    """By the cosine if there is no ranking by another. The answers are long, or opposite and short.
+
+    Of the labelled texts "5,5" is a query too, whose answer is second by either.
+    """
+    encoder = Points()
+    encoder.similarity = similarity
+    tuples = {"anchor": ["1,0", "-1,0"], "positive": ["5,5", "1,0.1"]}
+    labelled = {"text": ["1,0", "5,5", "1,0.1"], "label": ["a", "a", "b"]}
+    for columns, wanted in ((tuples, 1 / rank), (labelled, (1 / rank + 1 / 2) / 2)):
+        found = evaluate_encoder(encoder, Dataset.from_dict(columns), format_of(list(columns)))
+        assert found["mrr@10"] == wanted

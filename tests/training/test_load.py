@@ -11,6 +11,7 @@ pytest.importorskip("datasets")
 pytest.importorskip("sklearn")
 from datasets import Dataset
 
+from fastsim.dot_products import as_cosines
 from fastsim.encoders.cross_encoder import CrossEncoder
 from fastsim.encoders.encoder import Encoder
 from fastsim.encoders.names import ModelError
@@ -21,7 +22,6 @@ from fastsim.training.evaluation import evaluate_encoder
 from fastsim.training.formats import format_of
 from fastsim.training.load import evaluate_model, load_encoder, search_texts
 from fastsim.training.run import train
-from fastsim.training.similarity import as_cosines
 from tests import models
 from tests.training.angles import Angles
 from tests.training.runs import options

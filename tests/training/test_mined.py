@@ -1,16 +1,18 @@
 """Mined negatives: what is known of the pairs, with embeddings by hand."""
 
+import errno
 import json
 import math
+import os
 
 import pytest
 import torch
 
 pytest.importorskip("datasets")
 from fastsim.training import mined
-from fastsim.training.mined import mine
+from fastsim.training.mined import mine, write_rows
 from tests.seeds import SEED
-from tests.training.angles import Angles
+from tests.training.angles import Angles, Points
 
 
 @pytest.fixture
@@ -151,3 +153,56 @@ def test_draws_for_pairs_of_unlike_counts_are_independent(tmp_path):
     agreed = sum(one == two for one, two in zip(*drawn, strict=True))
     chance = 1 / (len(texts) + 1)  # that of any of them for an anchor of one positive
     assert agreed / count <= chance + math.sqrt(math.log(1e9) / (2 * count))
+
+
+def test_negatives_are_ranked_by_the_encoders_similarity(tmp_path):
+    """With margins in its unit; by the cosine if there is no ranking by another."""
+    pairs, corpus = tmp_path / "pairs.jsonl", tmp_path / "corpus.txt"
+    pairs.write_text('{"anchor": "2,0", "positive": "4,3"}\n')
+    corpus.write_text("1,0\n3,9\n5,7\n")  # with cosines 1, 0.3, 0.6 and dot products 2, 6, 10
+    for similarity, limits, wanted in (
+        ("dot", {}, "5,7"),
+        ("dot", {"margin": 2.5}, "1,0"),  # of 8, the positive's
+        ("dot", {"margin": 1.5}, "3,9"),
+        ("dot", {"relative_margin": 0.3}, "1,0"),
+        ("cosine", {}, "1,0"),
+        ("cosine", {"margin": 0.1}, "5,7"),  # of 0.8, the positive's
+        ("manhattan", {}, "1,0"),
+    ):
+        encoder = Points()
+        encoder.similarity = similarity
+        rows, _ = mine(encoder, str(pairs), corpus=str(corpus), **limits)
+        assert [row["negative"] for row in rows] == [wanted], (similarity, limits)
+
+
+ROWS = [{"anchor": "a", "positive": "b", "negative": "ç"}]
+
+
+@pytest.mark.parametrize("made", ["before", "at the last moment", "without hard links"])
+def test_a_file_made_during_the_work_is_kept(made, tmp_path, monkeypatch, capfd):
+    """Two of them, one after the other. What was mined is written all the same."""
+    output, link = tmp_path / "mined.jsonl", os.link
+
+    def late(source, target):
+        monkeypatch.setattr(os, "link", link)  # once
+        output.write_text("theirs")
+        link(source, target)
+
+    def refused(*paths):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    for name in ("mined.jsonl.old", "mined.jsonl.old2"):
+        output.unlink(missing_ok=True)
+        if made == "at the last moment":
+            monkeypatch.setattr(os, "link", late)
+        else:
+            output.write_text("theirs")
+        if made == "without hard links":
+            monkeypatch.setattr(os, "link", refused)
+        write_rows(ROWS, output)
+        assert [json.loads(line) for line in output.read_text("utf-8").splitlines()] == ROWS
+        assert (tmp_path / name).read_text() == "theirs"
+        said = f"'{output}' was made by another process; it is kept as '{name}'\n"
+        assert capfd.readouterr().err == said
+    write_rows(ROWS, output, overwrite=True)
+    assert len(list(tmp_path.iterdir())) == 3

@@ -79,7 +79,7 @@ def test_one_of_a_thing_has_no_plural(files, tmp_path):
         ("tuples", "info_nce", {"batch_size": 8, "accumulate": 2, "epochs": 0.5}, 2),  # of 1.5
         ("tuples", "info_nce", {"batch_size": 64, "accumulate": 3, "epochs": 0.25}, 1),
         ("tuples", "info_nce", {"batch_size": 8, "epochs": 9, "max_steps": 2}, 2),
-        ("labelled pairs", "classification", {"batch_size": 9, "epochs": 0.3}, 2),  # of 0.3 x 5
+        ("labelled pairs", "classification", {"batch_size": 9, "epochs": 0.5}, 3),  # of 0.5 x 5
     ],
 )
 def test_as_many_steps_are_said_as_are_taken(kind, loss, more, steps, files, tmp_path):

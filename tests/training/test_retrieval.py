@@ -5,13 +5,12 @@ import math
 import re
 
 import pytest
-import torch
 
 pytest.importorskip("datasets")
 from fastsim.encoders.names import ModelError
 from fastsim.training.beir import evaluate_retrieval, ranking_metrics, read_beir
 from fastsim.training.data import DataError
-from tests.training.angles import Angles
+from tests.training.angles import Angles, Points
 
 
 def retrieval_set(folder, corpus, queries, judged="q\tx\t1\n"):
@@ -150,12 +149,6 @@ def test_what_is_no_text_is_none_of_a_document(value, tmp_path):
 
 
 def test_documents_are_ranked_by_the_encoders_similarity(tmp_path):
-    class Points(Angles):
-        """An encoder of texts that are points x,y."""
-
-        def encode(self, texts, **options):
-            return torch.tensor([[float(x) for x in text.split(",")] for text in texts])
-
     documents = [{"_id": "near", "text": "1,0"}, {"_id": "long", "text": "5,5"}]
     judged = "q\tlong\t1\n"
     retrieval_set(tmp_path, documents, [{"_id": "q", "text": "2,0"}], judged)

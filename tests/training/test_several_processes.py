@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from fastsim.training.prepare import Task
 from fastsim.training.run import train
+from tests import models
 from tests.training.processes import run_together
 from tests.training.runs import options
 
@@ -70,3 +71,46 @@ def test_the_metrics_of_the_first_process_are_those_of_all(files, tmp_path):
     first, second = (json.loads(text.splitlines()[-1]) for text in told)
     assert first == second  # and all evaluated as often: none waited for the first
     assert first[2:] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+
+
+def step_of_texts(folder, texts, shares, micro_batch_size):
+    """Take a step on this process's share of texts; print the sum of squares of its gradients."""
+    import torch
+    import torch.distributed as dist
+
+    from fastsim.encoders.encoder import Encoder
+    from fastsim.grad_cache import GradCache
+    from fastsim.losses import InfoNCE
+
+    dist.init_process_group("gloo")
+    encoder = Encoder.from_pretrained(folder)
+    wrapped = torch.nn.parallel.DistributedDataParallel(encoder, find_unused_parameters=True)
+    texts = texts[slice(*shares[dist.get_rank()])]
+    loss = InfoNCE(group=dist.group.WORLD)
+
+    def encode(part):
+        return wrapped(encoder.tokenize(part))
+
+    if micro_batch_size is None:
+        vectors = encode(texts)
+        value = loss(vectors, vectors.flip(1))
+        value.backward()
+    else:
+        cache = GradCache(encode, lambda x: loss(x, x.flip(1)), micro_batch_size=micro_batch_size)
+        value = cache.backward(texts)
+    grads = [p.grad.double() for p in encoder.parameters() if p.grad is not None]
+    print(json.dumps([value.item(), sum(grad.square().sum().item() for grad in grads)]))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_a_process_without_texts_takes_part(micro_batch_size, tmp_path):
+    """The gradients are those of shares that all hold texts."""
+    texts, found = models.texts(5), []
+    for shares in ([(0, 5), (0, 0)], [(0, 2), (2, 5)]):
+        given = str(models.tiny_bert()), texts, shares, micro_batch_size
+        told = run_together(tmp_path, step_of_texts, *given)
+        values, squares = zip(*(json.loads(text.splitlines()[-1]) for text in told), strict=True)
+        assert squares[0] == squares[1]
+        found.append((sum(values), squares[0]))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
