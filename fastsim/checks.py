@@ -102,8 +102,8 @@ def check_columns(scores):
 
 
 def check_choice(name, value, choices):
-    """`value` is one of `choices`."""
-    if value not in choices:
+    """`value` is one of `choices`, and no tensor."""
+    if isinstance(value, torch.Tensor) or value not in choices:
         raise ValueError(f"{name}: wanted one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
@@ -230,14 +230,14 @@ def check_bias_numbers(name, value):
 
 
 def check_range(name, value, end):
-    """Every integer lies in [0, end); checked at once on a CPU, by an assertion elsewhere."""
+    """Every number lies in [0, end); checked at once on a CPU, by an assertion elsewhere."""
     if _traced(value) or value.numel() == 0:
         return
     if value.device.type != "cpu":
         torch._assert_async(((value >= 0) & (value < end)).all())
         return
     low, high = value.aminmax()
-    if low < 0 or high >= end:
+    if not (low >= 0 and high < end):
         raise ValueError(f"{name}: wanted values in [0, {end}), got {low.item()} to {high.item()}")
 
 

@@ -123,7 +123,7 @@ def test_levels_that_are_given(backend, usable, monkeypatch):
     assert fastsim.cosent_matrix(x, y, targets, levels=given, **options).isnan()
 
 
-@pytest.mark.parametrize("levels", [[0.0, 0.0, 1.0], [1.0, 0.0], [0.0, 1.0, torch.nan]])
+@pytest.mark.parametrize("levels", [[0.0, 0.0, 1.0], [1.0, 0.0], [0.0, torch.nan], [torch.nan]])
 def test_levels_that_do_not_ascend(levels, monkeypatch):
     """Where they are not read they make the loss NaN, whatever the targets."""
     levels, x, targets = torch.tensor(levels), torch.randn(4, 6), torch.eye(4)

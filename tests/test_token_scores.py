@@ -205,6 +205,18 @@ def test_long_documents_and_many_queries(backend, monkeypatch, small_panels):
     torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_token_may_be_beyond_the_places_of_16_bits(backend):
+    query = torch.ones(1, 1, 2)
+    for place in ((1 << 15) - 1, 1 << 15, 1 << 16, 1 << 17):
+        document = torch.zeros(1, place + 1, 2)
+        document[0, -1, 0] = 1.0
+        document.requires_grad_()
+        scores = fastsim.max_sim(query, document, similarity="dot", backend=backend)
+        (grad,) = torch.autograd.grad(scores.sum(), document)
+        assert grad.any(2).nonzero().tolist() == [[0, place]]
+
+
 CODE = """
 import os, sys, torch, fastsim
 torch.set_num_threads(int(sys.argv[1]))

@@ -215,7 +215,7 @@ def _checked_levels(levels, x):
     check_tensor("levels", levels, ndim=1, dtypes=FLOATING, what="floating-point values (K,)")
     check_device("levels", levels, "x", x)
     levels = levels.to(compute_dtype(x)).contiguous()
-    if can_be_read(levels) and not (levels.diff() > 0).all():
+    if can_be_read(levels) and (levels.isnan().any() or not (levels.diff() > 0).all()):
         raise ValueError(
             "levels: wanted distinct values in ascending order, got"
             f" {', '.join(f'{value:g}' for value in levels[:8].tolist())}"

@@ -59,3 +59,19 @@ def test_a_number_that_is_learnt_is_another(device):
     """Its gradient is summed over the ranks, also where its value is not waited for."""
     fixed, learnt = (torch.tensor(0.5, device=device, requires_grad=flag) for flag in (False, True))
     assert agreement.describe(learnt) == f"{agreement.describe(fixed)} (learnt)"
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_an_error_is_told_until_data_follow(last, alone, monkeypatch):
+    """After that nobody would read it; before it the others would wait."""
+    told = []
+    monkeypatch.setattr(agreement, "tell", lambda group, error: told.append(str(error)))
+
+    def call():
+        with agreement.failures_are_told(alone):
+            agreement.agree(alone, {}, [], last=last)
+            raise ValueError("late")
+
+    with pytest.raises(ValueError, match="late"):
+        call()
+    assert told == ([] if last else ["late"])

@@ -62,6 +62,14 @@ def test_what_has_no_rows_to_be_told_from_is_refused(column, kind, said):
         GradCache(encoder(), loss_of, micro_batch_size=1).backward(column)
 
 
+@pytest.mark.parametrize("column", [torch.ones(0, 3), {"ids": torch.ones(0, 3)}, []])
+def test_a_process_without_rows_has_a_micro_batch_without_rows(column):
+    (part,) = MicroBatches.of(column, 2, empty=True)
+    assert len(part["ids"] if isinstance(part, dict) else part) == 0
+    with pytest.raises(ValueError, match="column: wanted at least one row, got 0"):
+        MicroBatches.of(column, 2)
+
+
 @pytest.mark.parametrize("part", [("ids", "mask"), {"ids": [1, 2]}, torch.ones(3, 2), object()])
 def test_a_process_with_fewer_micro_batches_encodes_one_that_it_has(part):
     """Whatever it is: its first row, taken out of it, may be no input of the encoder."""
@@ -71,20 +79,24 @@ def test_a_process_with_fewer_micro_batches_encodes_one_that_it_has(part):
 
 
 def test_what_a_function_learns_gets_its_gradient():
-    """A temperature and a layer that the loss holds without being a module."""
+    """A temperature and a layer that the loss holds without being a module, a weight of it."""
     encode, head = encoder(dropout=0.0), torch.nn.Linear(10, 4, dtype=torch.float64)
     temperature = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
-    learnt = [temperature, *head.parameters(), *encode.parameters()]
+    weight = torch.nn.Parameter(torch.tensor(1.7, dtype=torch.float64))
+    learnt = [temperature, weight, *head.parameters(), *encode.parameters()]
     columns = rows(), rows()
 
     def loss(x, y):
         return fastsim.info_nce(head(x), head(y), temperature=temperature)
 
-    loss(*map(encode, columns)).backward()
+    def weighed(value):
+        return weight * value
+
+    weighed(loss(*map(encode, columns))).backward()
     wanted = [p.grad for p in learnt]
     for parameter in learnt:
         parameter.grad = None
-    GradCache(encode, loss, micro_batch_size=3).backward(*columns)
+    GradCache(encode, loss, micro_batch_size=3).backward(*columns, scale=weighed)
     for parameter, gradient in zip(learnt, wanted, strict=True):
         assert gradient.abs().max() > 0
         torch.testing.assert_close(parameter.grad, gradient)

@@ -5,11 +5,13 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import fastsim
 from fastsim import grad_cache, losses
 from fastsim.grad_cache import GradCache
-from fastsim.gradient_sync import wrappers_of
+from fastsim.gradient_sync import _group_of, wrappers_of
 from tests.distributed.layers import WIDTH, encoder
 
 
@@ -225,3 +227,25 @@ def test_what_was_gathered_is_released_where_somebody_interrupts(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         cache.backward(torch.randn(8, WIDTH))
     assert len(released) == 1
+
+
+@pytest.mark.parametrize("fails_at", [None, 2])  # in the first pass
+def test_buffers_are_sent_once_a_step(fails_at, alone, monkeypatch):
+    """And by the next call after it, even if the step has failed."""
+    sent, rows = [], torch.randn(8, WIDTH)
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, 5), torch.nn.BatchNorm1d(5))
+    wrapped = DistributedDataParallel(Failing(module, fails_at))
+    monkeypatch.setattr(wrapped, "_sync_buffers", lambda: sent.append(1))
+    cache = GradCache(wrapped, losses.InfoNCE(), micro_batch_size=4)
+    with contextlib.nullcontext() if fails_at is None else pytest.raises(ValueError, match="token"):
+        cache.backward(rows, rows)
+    assert len(sent) == 1
+    wrapped(rows)
+    assert len(sent) == 2
+
+
+def test_the_processes_of_an_engine_are_those_of_its_data(alone):
+    engine, some = Engine(encoder()), dist.new_group([0])
+    assert _group_of(engine) is alone
+    engine.data_parallel_group = some
+    assert _group_of(engine) is some

@@ -10,7 +10,7 @@ from fastsim.backends import get
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.distributed import Batch, Ring
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.ring import ring_sum
+from fastsim.engine.ring import _larger, ring_sum
 from fastsim.pairs import Pairs
 from fastsim.tile_loss import TileLoss
 from tests.distributed import ranks
@@ -71,6 +71,17 @@ def test_what_a_ring_finds_again_is_not_cast(alone):
             return torch.autograd.grad(found.sum(), (x, y))
 
     torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("order", [(0, 4), (4, 0)])
+def test_the_first_of_equal_columns_is_found_whichever_comes_first(order):
+    """By rank 0 those from 0 on are seen first, by rank 1 those from 4 on."""
+    seen = {0: ([0.5, 0.5], [3, 2]), 4: ([0.5, 0.2], [1, 0])}
+    best, found = torch.full((2,), -torch.inf), torch.full((2,), -1)
+    for first in order:
+        values, within = map(torch.tensor, seen[first])
+        best, found = _larger(best, found, values, within, slice(first, first + 4))
+    assert found.tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("exchange", ["gather", "ring"])

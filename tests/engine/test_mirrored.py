@@ -109,6 +109,17 @@ def test_without_gradients(case, calls):
     assert torch.equal(*losses)
 
 
+def test_where_scores_are_counted_all_are_computed(calls):
+    """A score that stands for two pairs is not counted for each of their rows."""
+    x, groups, found = torch.randn(130, 18), torch.arange(130) // 3, []
+    for backend in ("cpu", "torch"):
+        with fastsim.metrics() as seen:
+            fastsim.sup_con(x, groups, backend=backend)
+        found.append(seen.read())
+    assert not calls
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 def test_bits_do_not_depend_on_threads(calls):
     generator = fresh()
     x = torch.randn(1100, 24, generator=generator, requires_grad=True)

@@ -215,6 +215,36 @@ def test_a_tensor_of_another_meaning_is_no_side(usable):
         torch.testing.assert_close(got, fastsim.siglip(x, y, own, backend="eager"))
 
 
+@pytest.fixture
+def looked():
+    """(a loss that leaves a shortcut, the tensors of the calls that looked at its arguments)."""
+    seen = []
+
+    @prepared.once_per_signature
+    def loss(x):
+        seen.append(x)
+        value = x.sum()
+        prepared.note((x,), prepared.Prepared(torch.sum), value)
+        return value
+
+    return loss, seen
+
+
+def test_more_signatures_than_are_kept_are_forgotten_together(looked, monkeypatch):
+    loss, seen = looked
+    monkeypatch.setattr(prepared, "MOST", 2)
+    for rows in (1, 2, 1, 3, 3, 1):
+        loss(torch.ones(rows))
+    assert [len(x) for x in seen] == [1, 2, 3, 1]
+
+
+def test_each_device_is_looked_at(looked):
+    loss, seen = looked
+    for device in ("cpu", "meta", "cpu", "meta"):
+        loss(torch.ones(1, device=device))
+    assert [x.device.type for x in seen] == ["cpu", "meta"]
+
+
 def test_nothing_of_a_batch_is_held(usable):
     usable("cpu")
     held = {}

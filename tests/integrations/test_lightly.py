@@ -56,6 +56,15 @@ def test_lightly(lightly, name, options):
     torch.testing.assert_close(getattr(ours, name)(**options)(*one), getattr(theirs, name)()(*one))
 
 
+@pytest.mark.parametrize("name", ["NTXentLoss", "DCLLoss"])
+def test_a_temperature_below_zero(lightly, name):
+    """Theirs takes any but 0."""
+    ours, theirs = (getattr(package, name)(temperature=-0.5) for package in lightly)
+    views = [of(ROWS, WIDTH, seed=seed) for seed in (1, 2)]
+    with pytest.warns(UserWarning, match=f"{name}: temperature has no fused form"):
+        assert torch.equal(ours(*views), theirs(*views))
+
+
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_lightly_weights(lightly):
     ours, theirs = lightly

@@ -115,8 +115,10 @@ def test_without_open_clip():
 def test_refusals():
     with pytest.raises(ValueError, match="gather_with_grad: wanted True with local_loss"):
         ClipLoss(local_loss=True, world_size=2)
+    ClipLoss(local_loss=True)  # one process gathers nothing
     with pytest.raises(ValueError, match="dist_impl: wanted one of"):
         SigLipLoss(dist_impl="ring")
+    assert SigLipLoss(dist_impl="shift").dist_impl == "shift"
     x = torch.randn(4, 3)
     with pytest.raises(ValueError, match="text_features: wanted 4 rows"):
         ClipLoss()(x, x[:2], 1.0)

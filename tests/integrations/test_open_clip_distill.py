@@ -19,7 +19,7 @@ pytest.importorskip(
 
 import fastsim
 from fastsim.engine import one_call
-from fastsim.integrations.open_clip import DistillClipLoss
+from fastsim.integrations.open_clip import ClipLoss, DistillClipLoss
 from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
 from tests.integrations.open_clip_peer import features, found_by
@@ -179,6 +179,16 @@ def test_a_teacher_that_learns():
     assert torch.equal(ours[1], theirs[1])
     found, wanted = (torch.autograd.grad(sum(losses), given) for losses in (ours, theirs))
     assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+
+
+def test_metrics_are_those_of_the_contrastive_loss():
+    """The teacher's scores have no positives."""
+    given, found = arguments(), []
+    for loss, inputs in ((ClipLoss(), given[:3]), (DistillClipLoss(), given)):
+        with fastsim.metrics() as seen:
+            loss(*inputs)
+        found.append(seen.read())
+    assert found[0] == found[1]
 
 
 def test_a_loss_that_is_replaced():

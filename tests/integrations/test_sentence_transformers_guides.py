@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from tests.integrations.sentence_transformers_peer import (
     Guided,
     hold,
     scaled,
+    tokenizer,
     vectors,
 )
+from tests.models import WORDS
 
 
 def gist(package, name, columns, guides, options, dtype):
@@ -34,6 +37,21 @@ def gist(package, name, columns, guides, options, dtype):
     value = loss(batch, None)
     value.backward()
     return [value.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["padded", "in one row"])
+def test_a_guide_of_another_tokenizer_is_given_the_texts(flat):
+    """Without the special tokens of the model's tokenizer."""
+    words = [word for word in WORDS if word.isalpha()]
+    texts = [" ".join(words[:3]), words[3]]
+    feature = dict(tokenizer()(texts, padding=True, return_tensors="pt"))
+    if flat:
+        rows = [row for text in texts for row in tokenizer()(text)["input_ids"]]
+        ends = [0, len(tokenizer()(texts[0])["input_ids"]), len(rows)]
+        feature = {"input_ids": torch.tensor([rows]), "cu_seq_lens_q": torch.tensor(ends)}
+    guide = SimpleNamespace(preprocess=lambda given: {"given": given}, device="cpu")
+    stand_in = SimpleNamespace(tokenizer=tokenizer(), guide=guide)
+    assert ours.GISTEmbedLoss._retokenized(stand_in, feature)["given"] == texts
 
 
 def same_gist(name, options, columns, guides):
