@@ -104,13 +104,7 @@ def mine_hard_negatives(
             )
         positives = torch.arange(rows, device=queries.device)
     named = _positives(positives, rows, columns, queries.device)
-    if (query_ids is None) != (corpus_ids is None):
-        only = "corpus_ids" if query_ids is None else "query_ids"
-        raise ValueError(f"query_ids, corpus_ids: wanted both or neither, got {only} alone")
-    if query_ids is not None:
-        check_integers("query_ids", query_ids, rows, queries.device)
-        check_integers("corpus_ids", corpus_ids, columns, queries.device)
-        query_ids, corpus_ids = as_ids(query_ids), as_ids(corpus_ids)
+    query_ids, corpus_ids = _ids(query_ids, corpus_ids, rows, columns, queries.device)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     mined = torch.full((rows, count), -1, dtype=torch.int64, device=queries.device)
     scores = None
@@ -124,28 +118,52 @@ def mine_hard_negatives(
             scores = values.new_full((rows, count), -torch.inf)
         if not bool(values.isfinite().all()):
             raise ValueError("queries, corpus: wanted finite embeddings, got NaN or infinity")
-        factor = factors[part]
-        values = values.clamp(-1.0, 1.0) * factor  # rounding may take cosines beyond
-        allowed = torch.ones_like(near, dtype=torch.bool)
-        if query_ids is not None:
-            ids = corpus_ids[near]
-            allowed &= ids != query_ids[part, None]
-        for row in named[part].T[..., None]:
-            allowed &= near != row
-            if query_ids is not None:
-                allowed &= (ids != corpus_ids[row.clamp(min=0)]) | (row < 0)
+        with torch.no_grad():
+            positive = paired_cosine_similarity(queries[part], corpus[named[part, 0]])[:, None]
+        # Rounding may take cosines beyond 1.
+        values, positive = (
+            cosines.clamp(-1.0, 1.0) * factors[part] for cosines in (values, positive)
+        )
+        own_ids = None if query_ids is None else query_ids[part, None]
+        allowed = _unnamed(near, named[part], own_ids, corpus_ids)
         rank = allowed.cumsum(1)
         allowed &= (rank >= first) & (rank <= last)
         allowed &= (values >= low) & (values <= high)
-        with torch.no_grad():
-            positive = paired_cosine_similarity(queries[part], corpus[named[part, 0]])
-        positive = positive.clamp(-1.0, 1.0)[:, None] * factor
         if margin is not None:
-            allowed &= values <= highest_equal(positive - margin, factor)
+            allowed &= values <= highest_equal(positive - margin, factors[part])
         if relative_margin is not None:
-            allowed &= values <= highest_equal(positive - relative_margin * positive.abs(), factor)
+            highest = positive - relative_margin * positive.abs()
+            allowed &= values <= highest_equal(highest, factors[part])
         mined[part], scores[part] = _choose(allowed, values, near, count, sample, generator)
     return mined, queries.new_empty(0, count) if scores is None else scores
+
+
+def _unnamed(near, named, query_ids, corpus_ids):
+    """Whether each row of `near` (N, K) may be a negative by its number and id: (N, K) booleans.
+
+    named: (N, P), the rows that may not. query_ids: (N, 1), or None without ids.
+    """
+    allowed = torch.ones_like(near, dtype=torch.bool)
+    if query_ids is not None:
+        ids = corpus_ids[near]
+        allowed &= ids != query_ids
+    for row in named.T[..., None]:
+        allowed &= near != row
+        if query_ids is not None:
+            allowed &= (ids != corpus_ids[row.clamp(min=0)]) | (row < 0)
+    return allowed
+
+
+def _ids(query_ids, corpus_ids, rows, columns, device):
+    """Checks the ids and returns them as int64; (None, None) without."""
+    if (query_ids is None) != (corpus_ids is None):
+        only = "corpus_ids" if query_ids is None else "query_ids"
+        raise ValueError(f"query_ids, corpus_ids: wanted both or neither, got {only} alone")
+    if query_ids is None:
+        return None, None
+    check_integers("query_ids", query_ids, rows, device)
+    check_integers("corpus_ids", corpus_ids, columns, device)
+    return as_ids(query_ids), as_ids(corpus_ids)
 
 
 def _positives(positives, rows, columns, device):

@@ -120,6 +120,124 @@ class OwnNegatives {
   const int64_t per_row_;
 };
 
+// Which sections of anchors and candidates are present beside that of the candidates.
+struct SectionFlags {
+  bool query_to_query, doc_to_query, doc_to_doc;
+};
+
+// The scores of all sections, in one block of memory, and the gradients of their sides.
+template <class T>
+class Sections {
+ public:
+  // x (N, D), y (M, D), own (N K, D) and references (R, D): the sides, as for `further`.
+  Sections(const Tensor& x, const Tensor& y, const Optional& own, const Optional& references,
+           const SectionFlags& flags, bool cosine)
+      : rows_(x, cosine), columns_(y, cosine) {
+    const int64_t count = rows_.count, width = rows_.width;
+    if (columns_.count < count || columns_.width != width) {
+      refuse("y", y, "a positive of x's width for each of ", count, " rows");
+    }
+    const int64_t per_row = own && count ? own->size(0) / count : 0;
+    if (own) check_matrix(*own, "own", per_row * count, width);
+    if (references) check_matrix(*references, "references", references->size(0), width);
+    if (own) negatives_.emplace(*own, cosine);
+    if (references) references_.emplace(*references, cosine);
+    if (negatives_) own_negatives_.emplace(rows_, *negatives_, per_row);
+    query_doc_ = add(true, columns_.count);
+    query_query_ = add(flags.query_to_query, count);
+    doc_query_ = add(flags.doc_to_query, count);
+    doc_doc_ = add(flags.doc_to_doc, columns_.count);
+    query_reference_ = add(bool(references_), references_ ? references_->count : 0);
+    query_own_ = add(bool(negatives_), per_row);
+  }
+
+  const Side<T>& rows() const { return rows_; }
+  const Side<T>& columns() const { return columns_; }
+
+  // The number of columns of all sections together.
+  int64_t total_columns() const { return total_columns_; }
+
+  // The scores of the anchors with the candidates.
+  Block<T> query_doc(const Block<T>& b) const { return query_doc_.block(b); }
+
+  // Computes the scores of the anchors with the candidates, the section that the metrics are of.
+  void fill_query_doc(const Block<T>& b) const { fill<T>(query_doc_.block(b), rows_, columns_); }
+
+  // Computes the scores of all other sections.
+  void fill_others(const Block<T>& b) const {
+    if (query_query_.present) {
+      fill<T>(query_query_.block(b), rows_, rows_);
+      leave_out_diagonal(query_query_.block(b));
+    }
+    if (doc_query_.present) transpose_square(query_doc_.block(b), doc_query_.block(b), false);
+    if (doc_doc_.present) {
+      fill<T>(doc_doc_.block(b), columns_, columns_);
+      leave_out_diagonal(doc_doc_.block(b));
+    }
+    if (query_reference_.present) fill<T>(query_reference_.block(b), rows_, *references_);
+    if (own_negatives_) own_negatives_->fill(query_own_.block(b));
+  }
+
+  // Sets the gradients of x, y and own from the score gradients in b; null: not wanted.
+  void gradients(const Block<T>& b, T* to_x, T* to_y, T* to_own) const {
+    const int64_t width = rows_.width;
+    const Block<T> query_doc = query_doc_.block(b);
+    // The scores of doc_query are scores of query_doc, so their gradients add up.
+    if (doc_query_.present) transpose_square(doc_query_.block(b), query_doc, true);
+    if (to_x) {
+      multiply_panel<T>(query_doc, columns_, width, to_x, false, false);
+      if (query_query_.present) add_square(query_query_.block(b), rows_, to_x);
+      if (query_reference_.present) {
+        multiply_panel<T>(query_reference_.block(b), *references_, width, to_x, false, true);
+      }
+      if (own_negatives_) own_negatives_->add_to_rows(query_own_.block(b), to_x);
+      rows_.finish(to_x);
+    }
+    if (to_y) {
+      multiply_panel<T>(query_doc, rows_, width, to_y, true, false);
+      if (doc_doc_.present) add_square(doc_doc_.block(b), columns_, to_y);
+      columns_.finish(to_y);
+    }
+    if (to_own) own_negatives_->negatives_gradient(query_own_.block(b), to_own);
+  }
+
+ private:
+  // Lays out the next section.
+  Section<T> add(bool present, int64_t columns) {
+    const Section<T> section{present, total_columns_, columns};
+    total_columns_ += present ? columns : 0;
+    return section;
+  }
+
+  // Adds to `grad` the gradient from a section of which `side` is both sides.
+  static void add_square(const Block<T>& b, const Side<T>& side, T* grad) {
+    multiply_panel<T>(b, side, side.width, grad, false, true);
+    multiply_panel<T>(b, side, side.width, grad, true, true);
+  }
+
+  const Side<T> rows_, columns_;
+  std::optional<Side<T>> references_, negatives_;
+  std::optional<OwnNegatives<T>> own_negatives_;
+  Section<T> query_doc_, query_query_, doc_query_, doc_doc_, query_reference_, query_own_;
+  int64_t total_columns_ = 0;
+};
+
+// Sets `totals` to the metrics of the scores of the anchors with the candidates.
+template <class T>
+void write_metrics(const Sections<T>& sections, const Block<T>& b, const Optional& totals,
+                   bool cosine) {
+  Block<T> recorded = sections.query_doc(b);
+  recorded.positives = b.positives;
+  BatchMetrics<T> metrics({}, totals, b.rows, cosine);
+  const MetricsRecorder<T> recorder(recorded, metrics.row_metrics(0));
+  over(b.rows, recorded.columns, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().record_metrics(recorded, {}, begin, end);
+  });
+  metrics.add_row_potentials(sections.rows());
+  metrics.add_column_potentials(sections.columns());
+  metrics.write();
+}
+
 // InfoNCE of the anchors x (N, D) and the candidates y (M, D). Row i of y is the positive of x_i.
 // own (N K, D): K own negatives of each anchor. references (R, D). query_to_query, doc_to_query,
 // doc_to_doc: whether these sections are present. label_smoothing: must be 0 if there is any
@@ -132,84 +250,37 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
              Optional grad_y, Optional grad_own, Tensor loss, Optional totals) {
   with_type(loss, "loss", [&](auto type) {
     using T = decltype(type);
-    const Side<T> rows(x, cosine), columns(y, cosine);
+    const SectionFlags flags{query_to_query, doc_to_query, doc_to_doc};
+    const Sections<T> sections(x, y, own, references, flags, cosine);
+    const Side<T>&rows = sections.rows(), &columns = sections.columns();
     const int64_t count = rows.count, width = rows.width;
-    if (columns.count < count || columns.width != width) {
-      refuse("y", y, "a positive of x's width for each of ", count, " rows");
-    }
-    const int64_t own_count = own ? own->size(0) : 0, per_row = count ? own_count / count : 0;
-    if (own) check_matrix(*own, "own", per_row * count, width);
-    if (references) check_matrix(*references, "references", references->size(0), width);
-    std::optional<Side<T>> negatives, reference_side;
-    if (own) negatives.emplace(*own, cosine);
-    if (references) reference_side.emplace(*references, cosine);
-
-    int64_t total_columns = 0;
-    const auto section = [&](bool present, int64_t section_columns) {
-      const Section<T> added{present, total_columns, section_columns};
-      total_columns += present ? section_columns : 0;
-      return added;
-    };
-    const Section<T> query_doc = section(true, columns.count);
-    const Section<T> query_query = section(query_to_query, count);
-    const Section<T> doc_query = section(doc_to_query, count);
-    const Section<T> doc_doc = section(doc_to_doc, columns.count);
-    const Section<T> query_reference =
-        section(bool(reference_side), reference_side ? reference_side->count : 0);
-    const Section<T> query_own = section(bool(negatives), per_row);
-
-    STD_TORCH_CHECK(label_smoothing == 0 || total_columns == columns.count,
+    STD_TORCH_CHECK(label_smoothing == 0 || sections.total_columns() == columns.count,
                     "fastsim: label_smoothing: wanted 0 beside further candidates, got ",
                     label_smoothing);
+    STD_TORCH_CHECK(own || !grad_own, "fastsim: grad_own: wanted own too");
+    T* const to_x = output<T>(grad_x, "grad_x", count * width);
+    T* const to_y = output<T>(grad_y, "grad_y", columns.count * width);
+    T* const to_own = output<T>(grad_own, "grad_own", own ? own->size(0) * width : 0);
+    T* const out = output<T>(loss, "loss", loss.dim() ? count : 1);
 
     Block<T> b{};
     b.rows = count;
-    b.columns = total_columns;
-    b.stride = total_columns + kAligned / int64_t(sizeof(T));
+    b.columns = sections.total_columns();
+    b.stride = b.columns + kAligned / int64_t(sizeof(T));
     Scratch<T> memory(count * b.stride);
     b.scores = memory;
     std::vector<int64_t> indices(std::max(count, columns.count));
     std::iota(indices.begin(), indices.end(), 0);
     b.positives = indices.data();
+    sections.fill_query_doc(b);
+    if (totals) write_metrics(sections, b, totals, cosine);
+    sections.fill_others(b);
 
-    const Block<T> query_doc_block = query_doc.block(b);
-    fill<T>(query_doc_block, rows, columns);
-    if (totals) {
-      Block<T> recorded = query_doc_block;
-      recorded.positives = b.positives;
-      BatchMetrics<T> metrics({}, totals, count, cosine);
-      const MetricsRecorder<T> recorder(recorded, metrics.row_metrics(0));
-      over(count, query_doc_block.columns, [&](int64_t begin, int64_t end) {
-        kernels().of<T>().record_metrics(recorded, {}, begin, end);
-      });
-      metrics.add_row_potentials(rows);
-      metrics.add_column_potentials(columns);
-      metrics.write();
-    }
-    if (query_query.present) {
-      fill<T>(query_query.block(b), rows, rows);
-      leave_out_diagonal(query_query.block(b));
-    }
-    if (doc_query.present) transpose_square(query_doc_block, doc_query.block(b), false);
-    if (doc_doc.present) {
-      fill<T>(doc_doc.block(b), columns, columns);
-      leave_out_diagonal(doc_doc.block(b));
-    }
-    if (query_reference.present) fill<T>(query_reference.block(b), rows, *reference_side);
-    std::optional<OwnNegatives<T>> own_negatives;
-    if (negatives) own_negatives.emplace(rows, *negatives, per_row);
-    if (own_negatives) own_negatives->fill(query_own.block(b));
-
-    T* const to_x = output<T>(grad_x, "grad_x", count * width);
-    T* const to_y = output<T>(grad_y, "grad_y", columns.count * width);
-    T* const to_own = output<T>(grad_own, "grad_own", own_count * width);
-    STD_TORCH_CHECK(own || !grad_own, "fastsim: grad_own: wanted own too");
-    const bool score_grad = to_x || to_y || to_own;
     Loss softmax{};
     softmax.kind = Kind::softmax;
     softmax.scale = scale;
     softmax.margin = margin;
-    softmax.score_grad = score_grad;
+    softmax.score_grad = to_x || to_y || to_own;
     // With label smoothing every candidate is a target, the positive with the largest share. Here
     // the targets are relative to the positive's; `normalise` divides them by their sum.
     if (label_smoothing != 0) {
@@ -220,36 +291,9 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     }
     const std::vector<T> equal_weights(weights ? 0 : count, T(weight));
     const T* row_weights = weights ? input<T>(*weights, "weights", count) : equal_weights.data();
-    T* out = output<T>(loss, "loss", loss.dim() ? count : 1);
     const Result result = softmax_of_rows<T>(b, softmax, row_weights, loss.dim() ? out : nullptr);
     if (!loss.dim()) *out = T(result.loss);
-
-    // The scores of doc_query are scores of query_doc, so their gradients add up.
-    if (doc_query.present && score_grad) {
-      transpose_square(doc_query.block(b), query_doc_block, true);
-    }
-    if (to_x) {
-      multiply_panel<T>(query_doc_block, columns, width, to_x, false, false);
-      if (query_query.present) {
-        // The anchors are both sides of this section.
-        multiply_panel<T>(query_query.block(b), rows, width, to_x, false, true);
-        multiply_panel<T>(query_query.block(b), rows, width, to_x, true, true);
-      }
-      if (query_reference.present) {
-        multiply_panel<T>(query_reference.block(b), *reference_side, width, to_x, false, true);
-      }
-      if (own_negatives) own_negatives->add_to_rows(query_own.block(b), to_x);
-      rows.finish(to_x);
-    }
-    if (to_y) {
-      multiply_panel<T>(query_doc_block, rows, width, to_y, true, false);
-      if (doc_doc.present) {
-        multiply_panel<T>(doc_doc.block(b), columns, width, to_y, false, true);
-        multiply_panel<T>(doc_doc.block(b), columns, width, to_y, true, true);
-      }
-      columns.finish(to_y);
-    }
-    if (to_own) own_negatives->negatives_gradient(query_own.block(b), to_own);
+    if (softmax.score_grad) sections.gradients(b, to_x, to_y, to_own);
   });
 }
 

@@ -21,10 +21,12 @@ class Panel {
     if (packs_once_) pack<T>(y, columns, width, packed_);
   }
 
-  // Whether packing y (columns, width) once for all bands is faster than packing it again for each
-  // band: the packed columns are still in a near cache when the next band needs them.
+  // The most bytes of packed columns that are still in a near cache when the next band needs them
+  // (CACHED in fastsim/backends/cpu/workspace.py).
+  static constexpr int64_t kCached = 4 << 20;
+
+  // Whether packing y (columns, width) once for all bands is faster than packing it again for each.
   static bool pack_once_pays(int64_t columns, int64_t width) {
-    constexpr int64_t kCached = 4 << 20;
     return columns * width * int64_t(sizeof(T)) <= kCached;
   }
 

@@ -189,6 +189,144 @@ class PanelScores {
   const Scratch<T> memory_;
 };
 
+// The losses and gradients of one call. x (N, D), y (M, D), `positives` and `parts` are those of
+// `full_triplet`; to_x and to_y are its gradients or null.
+template <class T>
+class TripletLoss {
+ public:
+  struct Options {
+    bool semi_hard;
+    double margin;
+    const T* row_weights;  // (N,), or null: every row has `weight`
+    double weight;
+  };
+
+  TripletLoss(const Tensor& x, const Tensor& y, const Tensor& positives, int64_t parts,
+              const Options& options, const BatchMetrics<T>& metrics, T* to_x, T* to_y)
+      : options_(options), metrics_(metrics), rows_(matrix(x)), count_(x.size(0)),
+        width_(x.size(1)), slice_count_(ceil_div(count_, kSliceRows)), to_x_(to_x), to_y_(to_y),
+        columns_(y, parts == 0), triplets_(count_), inverse_(count_),
+        slice_sums_(to_y ? slice_count_ * width_ : 0) {
+    all_.rows = count_;
+    all_.columns = y.size(0);
+    all_.positives = input<int64_t>(positives, "positives", count_);
+    check_positives(all_);
+    if (parts != 0) split_.emplace(x, y, check_parts(parts), true);
+  }
+
+  // Computes the losses and the gradient of the rows, band by band.
+  void process_rows() {
+    share_out(slice_count_, 1, [&](int64_t begin, int64_t end) {
+      const Scratch<T> unit_rows(kBandSlices * kSliceRows * width_);
+      const int64_t band_slices = even_part(end - begin, kBandSlices, split_ ? kGroupSlices : 1);
+      for (int64_t at = begin; at < end; at += band_slices) {
+        const int64_t first = at * kSliceRows, last = std::min(end, at + band_slices) * kSliceRows;
+        process_band(first, std::min(count_, last) - first, unit_rows);
+      }
+    }, kLeastSlices);
+  }
+
+  double loss() const { return triplets_.loss(); }
+
+  // Computes the gradient of the columns, after `process_rows`.
+  void process_columns() const {
+    const std::vector<double> sums = sum_of_rows<T>(slice_sums_, slice_count_, width_);
+    const std::vector<T> common_row(sums.begin(), sums.end());
+    std::vector<int64_t> starts;
+    std::vector<Share> shares;
+    triplets_.by_column(columns_.count, starts, shares);
+    const SharedGradient<T> y_gradient{columns_.from,
+                                       columns_.inverse(),
+                                       rows_,
+                                       inverse_,
+                                       width_,
+                                       common_row.data(),
+                                       nullptr,
+                                       starts.data(),
+                                       shares.data()};
+    over(columns_.count, 4 * width_, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().shared_gradient(y_gradient, Scratch<T>(2 * width_),
+                                        Scratch<double>(width_), to_y_, begin, end);
+    });
+  }
+
+ private:
+  // Computes the losses, the gradients and the slice sums of the `row_count` rows from `first` on.
+  // unit_rows (row_count, D): memory.
+  void process_band(int64_t first, int64_t row_count, T* unit_rows) {
+    const auto& k = kernels().of<T>();
+    k.unit_rows(rows_.from_row(first), width_, unit_rows, inverse_ + first, 0, row_count);
+    choose_negatives(first, row_count, unit_rows);
+    // Column 0 for each row, for products with the one row columns_.sum.
+    static constexpr int64_t zeros[kBandSlices * kSliceRows] = {};
+    k.chosen_rows({unit_rows, columns_.sum.data(), row_count, width_, 1, zeros, false},
+                  triplets_.sums.data() + first, 0, row_count);
+    triplets_.finish(all_.positives, options_.row_weights, options_.weight, options_.margin,
+                     columns_.count - 1, first, first + row_count);
+    if (to_y_) {
+      for (int64_t at = 0; at < row_count; at += kSliceRows) {
+        T* const out = slice_sums_ + (first + at) / kSliceRows * width_;
+        k.multiply_columns(triplets_.common_score_grads.data() + first + at, 1,
+                           std::min(kSliceRows, row_count - at), unit_rows + at * width_, width_,
+                           out, false, {0, 1});
+      }
+    }
+    if (to_x_) row_gradient(first, row_count);
+  }
+
+  // Finds the scores of the rows' positives and closest negatives, and records their metrics.
+  void choose_negatives(int64_t first, int64_t row_count, const T* unit_rows) {
+    const Scratch<uint16_t> operand(split_ ? split_->elements(row_count) : 0);
+    if (split_) split_->pack(first, row_count, operand);
+    const ComputeScores<T> score = [&](int64_t begin, int64_t end, T* to, int64_t stride) {
+      if constexpr (std::is_same_v<T, float>) {
+        if (split_) return split_->score(operand, first, row_count, begin, end, to, stride);
+      }
+      columns_.score(unit_rows, row_count, begin, end, to, stride);
+    };
+    const PanelScores<T> scores(score, row_count, all_.from_row(first));
+    scores.positive_scores(triplets_.positive_scores.data() + first);
+    const ClosestNegative<T> closest{options_.semi_hard, triplets_.positive_scores.data() + first,
+                                     triplets_.closest_scores.data() + first,
+                                     triplets_.closest_columns.data() + first};
+    scores.each_part([&](Block<T>& b) {
+      b.row_metrics = metrics_.row_metrics(first);
+      kernels().of<T>().closest(b, closest, 0, row_count);
+    });
+  }
+
+  // Computes the gradient of the rows of a band.
+  void row_gradient(int64_t first, int64_t row_count) const {
+    std::vector<int64_t> starts;
+    std::vector<Share> shares;
+    triplets_.by_row(first, first + row_count, starts, shares);
+    const SharedGradient<T> x_gradient{rows_.from_row(first),
+                                       inverse_ + first,
+                                       columns_.from,
+                                       columns_.inverse(),
+                                       width_,
+                                       columns_.sum.data(),
+                                       triplets_.common_score_grads.data() + first,
+                                       starts.data(),
+                                       shares.data()};
+    kernels().of<T>().shared_gradient(x_gradient, Scratch<T>(2 * width_), Scratch<double>(width_),
+                                      to_x_ + first * width_, 0, row_count);
+  }
+
+  const Options options_;
+  const BatchMetrics<T>& metrics_;
+  const Matrix rows_;
+  const int64_t count_, width_, slice_count_;
+  T *const to_x_, *const to_y_;
+  const UnitColumns<T> columns_;
+  std::optional<SplitSides> split_;
+  Block<T> all_{};
+  Triplets<T> triplets_;
+  // The inverse norms of the rows, (N,); for each slice of rows the sum of its unit rows times their
+  // common score gradients, (slices, D).
+  const Scratch<T> inverse_, slice_sums_;
+};
+
 // The loss of the anchors x (N, D) and the columns y (M, D). positives (N,): the column of each
 // row's positive; all other columns are its negatives. parts: the number of bfloat16 parts of the
 // operands of the scores; 0: products of unit rows. The other arguments are those of `in_one_call`.
@@ -197,115 +335,25 @@ void full_triplet(Tensor x, Tensor y, Tensor positives, Optional row_metrics, bo
                   Optional grad_y, Tensor total, Optional totals) {
   with_type(total, "total", [&](auto type) {
     using T = decltype(type);
-    const auto& k = kernels().of<T>();
     STD_TORCH_CHECK(parts == 0 || (std::is_same_v<T, float>),
                     "fastsim: parts: wanted 0 for a total of float64, got ", parts);
-    const Matrix rows = matrix(x);
-    const int64_t count = x.size(0), width = x.size(1), slice_count = ceil_div(count, kSliceRows);
+    const int64_t count = x.size(0), width = x.size(1);
     check_matrix(y, "y", y.size(0), width);
     T* const to_x = output<T>(grad_x, "grad_x", count * width);
     T* const to_y = output<T>(grad_y, "grad_y", y.size(0) * width);
     T* const loss = output<T>(total, "total", 1);
-    Block<T> all{};
-    all.rows = count;
-    all.columns = y.size(0);
-    all.positives = input<int64_t>(positives, "positives", count);
-    check_positives(all);
-
+    const T* row_weights = input<T>(weights, "weights", count);
     BatchMetrics<T> metrics(row_metrics, totals, count, true);
+    TripletLoss<T> triplet_loss(x, y, positives, parts, {semi_hard, margin, row_weights, weight},
+                                metrics, to_x, to_y);
     if (totals) {
       metrics.add_row_potentials(Side<T>(x, true));
       metrics.add_column_potentials(Side<T>(y, true));
     }
-    const UnitColumns<T> columns(y, parts == 0);
-    std::optional<SplitSides> split;
-    if (parts != 0) split.emplace(x, y, check_parts(parts), true);
-    const T* row_weights = input<T>(weights, "weights", count);
-    Triplets<T> triplets(count);
-    // slice_sums: for each slice the sum of its unit rows times their common score gradients.
-    const Scratch<T> inverse(count), slice_sums(to_y ? slice_count * width : 0);
-    // Column 0 for each row, for products with the one row columns.sum.
-    const int64_t zeros[kBandSlices * kSliceRows] = {};
-    // Computes the losses, the gradients and the slice_sums of the `row_count` rows from `first`
-    // on. unit_rows (row_count, D): memory.
-    const auto process_band = [&](int64_t first, int64_t row_count, T* unit_rows) {
-      k.unit_rows(rows.from_row(first), width, unit_rows, inverse + first, 0, row_count);
-      const Scratch<uint16_t> operand(split ? split->elements(row_count) : 0);
-      if (split) split->pack(first, row_count, operand);
-      const ComputeScores<T> score = [&](int64_t begin, int64_t end, T* to, int64_t stride) {
-        if constexpr (std::is_same_v<T, float>) {
-          if (split) return split->score(operand, first, row_count, begin, end, to, stride);
-        }
-        columns.score(unit_rows, row_count, begin, end, to, stride);
-      };
-      const PanelScores<T> scores(score, row_count, all.from_row(first));
-      scores.positive_scores(triplets.positive_scores.data() + first);
-      const ClosestNegative<T> closest{semi_hard, triplets.positive_scores.data() + first,
-                                       triplets.closest_scores.data() + first,
-                                       triplets.closest_columns.data() + first};
-      scores.each_part([&](Block<T>& b) {
-        b.row_metrics = metrics.row_metrics(first);
-        k.closest(b, closest, 0, row_count);
-      });
-      k.chosen_rows({unit_rows, columns.sum.data(), row_count, width, 1, zeros, false},
-                    triplets.sums.data() + first, 0, row_count);
-      triplets.finish(all.positives, row_weights, weight, margin, columns.count - 1, first,
-                      first + row_count);
-      if (to_y) {
-        for (int64_t at = 0; at < row_count; at += kSliceRows) {
-          T* const out = slice_sums + (first + at) / kSliceRows * width;
-          k.multiply_columns(triplets.common_score_grads.data() + first + at, 1,
-                             std::min(kSliceRows, row_count - at), unit_rows + at * width, width,
-                             out, false, {0, 1});
-        }
-      }
-      if (!to_x) return;
-      std::vector<int64_t> starts;
-      std::vector<Share> shares;
-      triplets.by_row(first, first + row_count, starts, shares);
-      const Scratch<T> memory(2 * width);
-      const Scratch<double> wide_sum(width);
-      const SharedGradient<T> x_gradient{rows.from_row(first),
-                                         inverse + first,
-                                         columns.from,
-                                         columns.inverse(),
-                                         width,
-                                         columns.sum.data(),
-                                         triplets.common_score_grads.data() + first,
-                                         starts.data(),
-                                         shares.data()};
-      k.shared_gradient(x_gradient, memory, wide_sum, to_x + first * width, 0, row_count);
-    };
-    share_out(slice_count, 1, [&](int64_t begin, int64_t end) {
-      const Scratch<T> unit_rows(kBandSlices * kSliceRows * width);
-      const int64_t band_slices = even_part(end - begin, kBandSlices, split ? kGroupSlices : 1);
-      for (int64_t at = begin; at < end; at += band_slices) {
-        const int64_t first = at * kSliceRows, last = std::min(end, at + band_slices) * kSliceRows;
-        process_band(first, std::min(count, last) - first, unit_rows);
-      }
-    }, kLeastSlices);
+    triplet_loss.process_rows();
     metrics.write();
-    *loss = T(triplets.loss());
-    if (!to_y) return;
-
-    const std::vector<double> sums = sum_of_rows<T>(slice_sums, slice_count, width);
-    const std::vector<T> common_row(sums.begin(), sums.end());
-    std::vector<int64_t> starts;
-    std::vector<Share> shares;
-    triplets.by_column(columns.count, starts, shares);
-    const SharedGradient<T> y_gradient{columns.from,
-                                       columns.inverse(),
-                                       rows,
-                                       inverse,
-                                       width,
-                                       common_row.data(),
-                                       nullptr,
-                                       starts.data(),
-                                       shares.data()};
-    over(columns.count, 4 * width, [&](int64_t begin, int64_t end) {
-      k.shared_gradient(y_gradient, Scratch<T>(2 * width), Scratch<double>(width), to_y, begin,
-                        end);
-    });
+    *loss = T(triplet_loss.loss());
+    if (to_y) triplet_loss.process_columns();
   });
 }
 

@@ -81,8 +81,6 @@ class InOneCall:
 
     def in_one_call(self, tile, x, y, scale, bias, weights, needs_grad, totals=None, prefixes=None):
         want_x, want_y = needs_grad or (False, False)
-        pairs = tile.pairs
-        guide, factors, above = pairs.guide, pairs.factors, pairs.exclude_above
         one_weight = not (isinstance(weights, torch.Tensor) and weights.ndim)
         dtype = compute_dtype(x)
         learns_scale = isinstance(scale, torch.Tensor)  # a number has no gradient
@@ -99,58 +97,72 @@ class InOneCall:
             parts = amx.parts(x.dtype) if in_parts else 0
             triplet.full_triplet(tile, x, y, parts, row_weights, weight, *grads, loss, totals)
             return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
-        guide_rows, guide_columns, guide_margin, guide_relative = (
-            _NO_GUIDE if guide is None else _guide(guide)
-        )
-        factor_rows, factor_columns, factor_cosine = factors or _NO_FACTORS
         two_sides = y is not None and prefixes is None
         in_parts = two_sides and parts_serve_loss(tile, rows, columns, width, x.dtype)
-        if in_parts:
-            x, y, guide_rows, guide_columns, factor_rows, factor_columns = (
-                side if side is None else amx.with_unit_stride(side)
-                for side in (x, y, guide_rows, guide_columns, factor_rows, factor_columns)
-            )
-        numbers = [  # in the order of csrc/cpu/one_call_arguments.h
-            pairs.negative_target,
-            scale,
-            bias,
-            tile.margin,
-            tile.positive_scale,
-            tile.base,
-            math.inf if above is None else above,
-            guide_margin,
-            weight,
-            tile.normalise,
-            tile.symmetric,
-            tile.cosine,
-            guide_relative,
-            factor_cosine,
-            learns_scale,
-        ]
-        if prefixes is not None:
-            numbers.extend(chain.from_iterable(zip(*prefixes, strict=True)))
-        arguments = (
-            *pairs.tensors(),
-            pairs.skip,
-            tile.row_metrics,
-            tile.kind,
-            numbers,
-            guide_rows,
-            guide_columns,
-            pairs.column_bias,
-            pairs.row_shift,
-            factor_rows,
-            factor_columns,
-            tile.prior,
-            tile.positive_weights,
-            row_weights,
-        )
+        scalars = scale, bias, weight, learns_scale, prefixes
+        arguments = _arguments(tile, scalars, row_weights, unit_stride=in_parts)
         results = (*grads, loss, parameters, totals)
         if in_parts:
+            x, y = amx.with_unit_stride(x), amx.with_unit_stride(y)
             amx_loss.loss(tile, x, y, arguments, results)
         else:
             _in_one_call(x, y, *arguments, band_rows(rows, columns), *results)
         return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
+
+
+def _arguments(tile, scalars, row_weights, *, unit_stride):
+    """The arguments of both operators between their sides and their results.
+
+    scalars: (scale, bias, the weight of all rows, whether scale is learnt, prefixes). unit_stride:
+    whether rows of guides and factors have to be contiguous.
+    """
+    scale, bias, weight, learns_scale, prefixes = scalars
+    pairs = tile.pairs
+    guide, above = pairs.guide, pairs.exclude_above
+    guide_rows, guide_columns, guide_margin, guide_relative = (
+        _NO_GUIDE if guide is None else _guide(guide)
+    )
+    factor_rows, factor_columns, factor_cosine = pairs.factors or _NO_FACTORS
+    if unit_stride:
+        guide_rows, guide_columns, factor_rows, factor_columns = (
+            side if side is None else amx.with_unit_stride(side)
+            for side in (guide_rows, guide_columns, factor_rows, factor_columns)
+        )
+    numbers = [  # in the order of csrc/cpu/one_call_arguments.h
+        pairs.negative_target,
+        scale,
+        bias,
+        tile.margin,
+        tile.positive_scale,
+        tile.base,
+        math.inf if above is None else above,
+        guide_margin,
+        weight,
+        tile.normalise,
+        tile.symmetric,
+        tile.cosine,
+        guide_relative,
+        factor_cosine,
+        learns_scale,
+    ]
+    if prefixes is not None:
+        numbers.extend(chain.from_iterable(zip(*prefixes, strict=True)))
+    return (
+        *pairs.tensors(),
+        pairs.skip,
+        tile.row_metrics,
+        tile.kind,
+        numbers,
+        guide_rows,
+        guide_columns,
+        pairs.column_bias,
+        pairs.row_shift,
+        factor_rows,
+        factor_columns,
+        tile.prior,
+        tile.positive_weights,
+        row_weights,
+    )
 
 
 def gradient_memory(x, needed, dtype):

@@ -26,8 +26,11 @@ def panel_in(memory, block, first=0):
 
 
 # From this many rows of a block on, packing the columns again for each block costs almost nothing
-# compared with the product (kPackAgain in csrc/cpu/panel.h).
+# compared with the product.
 PACK_AGAIN = 240
+# The most bytes of packed columns that are still in a near cache when the next block needs them
+# (kCached in csrc/cpu/panel.h). With more, packing them once would not save time but take memory.
+CACHED = 4 << 20
 
 
 class Columns:
@@ -80,7 +83,8 @@ class Workspace:
     """
 
     def __init__(self, unit_y, tall, wide, kept_rows=0):
-        self.columns = Columns(unit_y, repack=tall >= PACK_AGAIN)
+        large = unit_y.shape[0] * unit_y.shape[1] * unit_y.dtype.itemsize > CACHED
+        self.columns = Columns(unit_y, repack=tall >= PACK_AGAIN or large)
         self.memory = panel_memory(unit_y, max(tall, kept_rows), wide)
         self.shape = tall, wide
         self.kept_rows = kept_rows

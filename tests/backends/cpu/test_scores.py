@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastsim.backends import get
-from fastsim.backends.cpu import amx
+from fastsim.backends.cpu import amx, workspace
 from fastsim.backends.cpu.lazy_rows import BAND, LazyUnitRows
 from fastsim.backends.cpu.sizes import PAIRED
 from fastsim.backends.cpu.workspace import PACK_AGAIN, Columns, Workspace
@@ -36,12 +36,14 @@ def scores(columns, x, first, before):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", SIZES)
-def test_columns_packed_as_they_are_multiplied(size, dtype):
+def test_columns_packed_as_they_are_multiplied(size, dtype, monkeypatch):
     rows, columns, width = size
     x, y = (rows_of(count, width, dtype=dtype, seed=count) for count in (rows, columns))
     kept, again = (Workspace(y, tall, columns).columns for tall in (1, PACK_AGAIN))
     assert kept.packed is not None
     assert again.packed is None
+    monkeypatch.setattr(workspace, "CACHED", y.numel() * y.element_size() - 1)
+    assert Workspace(y, 1, columns).columns.packed is None
     for first in {0, columns // 128 * 64}:
         before = rows_of(rows, columns - first, dtype=dtype, seed=3)
         of_kept, of_again = (scores(one, x, first, before) for one in (kept, again))
