@@ -19,7 +19,7 @@ class OutputError(OSError):
 
 
 @contextlib.contextmanager
-def whole_file(path, *, keep=False, say=tell):
+def whole_file(path, *, keep=False):
     """Yields the path of a new file, which replaces `path` if the block ends without an error.
 
     The new file is beside `path` under an unused name. After an error it is removed, and `path` is
@@ -27,7 +27,7 @@ def whole_file(path, *, keep=False, say=tell):
     are followed. Raises an `OutputError` if the file cannot be written or the disk is full.
 
     keep: whether a file that is at `path` in the end, since another process made it meanwhile, is
-    kept: it is renamed to its name with `.old`. say: a function of a line of text, called for it.
+    kept: it is renamed to its name with `.old`, which is told.
     """
     path = Path(os.path.realpath(path))
     old = path.exists() and not keep
@@ -46,21 +46,21 @@ def whole_file(path, *, keep=False, say=tell):
             part.chmod(mode)  # some libraries create a file that only its owner can read
             flush(part)
             if keep:
-                _rename_without_loss(part, path, say)
+                _rename_without_loss(part, path)
             else:
                 part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _rename_without_loss(part, path, say):
+def _rename_without_loss(part, path):
     """Moves `part` to `path`; whatever is at `path` is renamed first."""
     while True:
         if os.path.lexists(path):
             name = unused_old_name(path)
             with contextlib.suppress(FileNotFoundError):  # removed by now
                 os.rename(path, name)
-                say(f"{str(path)!r} was made by another process; it is kept as {name.name!r}")
+                tell(f"{str(path)!r} was made by another process; it is kept as {name.name!r}")
         try:
             os.link(part, path)  # a renaming would overwrite a file made in this moment
             return part.unlink()

@@ -22,7 +22,7 @@ class OtherPanel {
  public:
   OtherPanel(const Tensor& rows, const Tensor& columns, bool cosine, int64_t band_rows)
       : rows_(rows, cosine), columns_(columns, cosine),
-        panel_(rows_, rows_.count, columns_, columns_.factors(), columns_.count, rows_.width,
+        panel_(rows_, rows_.count, columns_, columns_.inverse(), columns_.count, rows_.width,
                band_rows) {}
 
   OtherScores<T> band(int64_t first) const {
@@ -58,10 +58,10 @@ Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t 
     const bool lazy = band_rows < rows.count && !arguments.totals &&
                       !Panel<T>::pack_once_pays(y->size(0), width);
     others.emplace(*y, width, options.cosine, nullptr, lazy);
+    metrics.add_column_potentials(*others);
   }
-  if (y) metrics.add_column_potentials(*others);
   const Side<T>& columns = y ? *others : rows;
-  const Panel<T> panel(rows, rows.count, columns, columns.factors(), columns.count, width,
+  const Panel<T> panel(rows, rows.count, columns, columns.inverse(), columns.count, width,
                        band_rows);
   const int64_t row_count = rows.count, column_count = columns.count;
   std::optional<OtherPanel<T>> targets, guide;
@@ -95,7 +95,7 @@ Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t 
     if (to_y) multiply_panel<T>(b, band, width, to_y, true, first > 0);
     if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
     if (to_x) {
-      multiply_panel<T>(b, columns, width, to_x + first * width, false, !y, columns.factors());
+      multiply_panel<T>(b, columns, width, to_x + first * width, false, !y, columns.inverse());
     }
   }
   // The sum over all pairs of score times score gradient. It follows from either side's gradient;

@@ -10,13 +10,13 @@ namespace fastsim {
 template <class T>
 class Panel {
  public:
-  // x (rows, width) and y (columns, width) may be the same rows. factors: what the rows of y are
-  // multiplied by, (columns,), or null. band_rows: the rows of a band.
-  Panel(const T* x, int64_t rows, const T* y, const T* factors, int64_t columns, int64_t width,
+  // x (rows, width) and y (columns, width) may be the same rows. inverse: the inverse norms by which
+  // the rows of y are multiplied, (columns,), or null. band_rows: the rows of a band.
+  Panel(const T* x, int64_t rows, const T* y, const T* inverse, int64_t columns, int64_t width,
         int64_t band_rows)
-      : x_(x), y_(y), factors_(factors), rows_(rows), columns_(columns), width_(width),
+      : x_(x), y_(y), inverse_(inverse), rows_(rows), columns_(columns), width_(width),
         band_rows_(std::min(rows, band_rows)),
-        packs_once_(!factors && band_rows_ < rows && pack_once_pays(columns, width)),
+        packs_once_(!inverse && band_rows_ < rows && pack_once_pays(columns, width)),
         packed_(packs_once_ ? packed_rows<T>(columns) * width : 0), memory_(band_rows_ * stride()) {
     if (packs_once_) pack<T>(y, columns, width, packed_);
   }
@@ -42,7 +42,7 @@ class Panel {
     if (packs_once_) {
       fill_scores<T>(x, width_, packed_, b);
     } else {
-      fill_scores<T>(x, width_, {y_, kDtypeOf<T>, width_, 1}, factors_, b, false);
+      fill_scores<T>(x, width_, {y_, kDtypeOf<T>, width_, 1}, inverse_, b, false);
     }
     return b;
   }
@@ -51,7 +51,7 @@ class Panel {
   // No power of two: rows a power of two apart would share few cache sets.
   int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
 
-  const T *x_, *y_, *factors_;
+  const T *x_, *y_, *inverse_;
   const int64_t rows_, columns_, width_, band_rows_;
   const bool packs_once_;
   const Scratch<T> packed_, memory_;

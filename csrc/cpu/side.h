@@ -54,8 +54,9 @@ class Side {
 
   operator const T*() const { return rows_; }
 
-  // By what products multiply the rows, (count,); null if the rows stay as they are.
-  const T* factors() const { return cosine_ && in_place_ ? static_cast<const T*>(inverse_) : nullptr; }
+  // The inverse norms by which products multiply the rows, (count,); null if the rows stay as they
+  // are.
+  const T* inverse() const { return cosine_ && in_place_ ? static_cast<const T*>(inverse_) : nullptr; }
 
   // Replaces dL/drows in `grad` (count, width) by dL/dx. With `cosine`, `grad` may be the memory of
   // the unit rows. Returns sum_i rows_i . (dL/drows)_i with `wants_sum`, otherwise 0.
