@@ -13,7 +13,8 @@ Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Mem
 section 3.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,20 +24,22 @@ from fastsim.checks import FLOATING, int_of
 from fastsim.dtensor import any_dtensor
 from fastsim.gradient_sync import (
     accumulating,
+    backpropagate_early,
     device_of,
     leaves_of,
-    parted,
     process_group_of,
-    pull_early,
-    reaching_all,
     reducing,
+    reducing_all,
     reshard_after_error,
     run_backward,
     send_buffers,
     shards_parameters,
+    split_by_wrapper,
     unshard,
     wrappers_of,
 )
+from fastsim.micro_batches import MicroBatches
+from fastsim.random_state import can_be_set_back, random_state, set_random_state
 
 __all__ = ["GradCache", "MicroBatches"]
 
@@ -103,104 +106,117 @@ class GradCache:
             TypeError, ValueError: for columns, embeddings or a loss that do not fit.
             RuntimeError: if another process of the same step has failed.
         """
+        encoders = self._encoders_of(columns)
+        if scale is not None:
+            _check_function("scale", scale)
+        wrappers = {id(encode): wrappers_of(encode, self.module) for encode in encoders}
+        all_wrappers = [wrapper for several in wrappers.values() for wrapper in several]
+        group, device = process_group_of(all_wrappers), device_of(all_wrappers)
+        with raised_together(group):
+            columns = self._cut(columns, may_be_empty=group is not None)
+        work = _work(encoders, columns, _most(columns, group, device))
+        try:
+            send_buffers(all_wrappers)
+            vectors, states = self._first_pass(work, len(columns), wrappers, group)
+            unshard(all_wrappers)  # the loss may share parameters with the encoder
+            with raised_together(group):
+                value, gradients, own = self._differentiate(vectors, scale)
+            del vectors
+            state_after_loss = random_state()
+            with accumulating(all_wrappers) as step_reduces:
+                reduces = dict(zip(map(id, all_wrappers), step_reduces, strict=True))
+                own = backpropagate_early(all_wrappers, own)
+                self._second_pass(work, states, gradients, own, wrappers, reduces, group)
+        except BaseException:
+            reshard_after_error(all_wrappers)
+            raise
+        set_random_state(state_after_loss)
+        return value
+
+    def _encoders_of(self, columns):
+        """[one encoder for all columns], or a list with one for each column."""
         encoders = self.encode if isinstance(self.encode, (list, tuple)) else [self.encode]
         if not columns or len(encoders) not in (1, len(columns)):
             wanted = "at least one" if len(encoders) == 1 else f"{len(encoders)}, one per encoder"
             raise ValueError(f"columns: wanted {wanted}, got {len(columns)}")
-        if scale is not None:
-            _check_function("scale", scale)
-        wrappers = {id(encode): wrappers_of(encode, self.module) for encode in encoders}
-        together = [wrapper for several in wrappers.values() for wrapper in several]
-        group, device = process_group_of(together), device_of(together)
-        parts = []
-        with raised_together(group):
-            for number, column in enumerate(columns):
-                name = f"columns[{number}]"
-                if not isinstance(column, MicroBatches):
-                    column = MicroBatches.of(column, self.micro_batch_size, name, group is not None)
-                if not column:
-                    raise ValueError(f"{name}: wanted at least one micro-batch, got none")
-                parts.append(column)
-        work = _work(encoders, parts, _most(parts, group, device))
-        try:
-            send_buffers(together)
-            vectors, states = self._encode(work, len(columns), wrappers, group)
-            unshard(together)  # the loss may share parameters with the encoder
-            with raised_together(group):
-                value, gradients, own = self._differentiate(vectors, scale)
-            del vectors
-            after = _random_state()
-            with accumulating(together) as ends:
-                ends = dict(zip(map(id, together), ends, strict=True))
-                own = pull_early(together, own)
-                self._pull(work, states, gradients, own, wrappers, ends, group)
-        except BaseException:
-            reshard_after_error(together)
-            raise
-        _set_random_state(after)
-        return value
+        return encoders
 
-    def _encode(self, work, count, wrappers, group):
-        """The embeddings of each column, and the random states before each micro-batch."""
+    def _cut(self, columns, *, may_be_empty):
+        """The columns as a list of `MicroBatches`. may_be_empty: whether one may have no rows."""
+        cut = []
+        for number, column in enumerate(columns):
+            name = f"columns[{number}]"
+            if not isinstance(column, MicroBatches):
+                column = MicroBatches.of(column, self.micro_batch_size, name, may_be_empty)
+            if not column:
+                raise ValueError(f"{name}: wanted at least one micro-batch, got none")
+            cut.append(column)
+        return cut
+
+    def _first_pass(self, work, count, wrappers, group):
+        """The embeddings of each column, and the random states before each micro-batch.
+
+        count: the number of columns.
+        """
         vectors, states = [[] for _ in range(count)], []
         failures = Failures(group)
         with torch.no_grad():
-            for encode, part, number, used in work:
-                sharded = shards_parameters(wrappers[id(encode)])
-                unshard(wrappers[id(encode)])
-                states.append(_random_state())
+            for item in work:
+                running = wrappers[id(item.encode)]
+                unshard(running)
+                states.append(random_state())
                 with failures.caught():
                     if failures.error is None:
-                        encoded = _encoded(encode, part, number)
-                        vectors[number].append(encoded if used else encoded[:0])
-                if sharded:  # the next gathering would wait for a process that has failed
+                        encoded = _encoded(item)
+                        vectors[item.column].append(encoded if item.used else encoded[:0])
+                # The next gathering of parameters would wait for a process that has failed.
+                if shards_parameters(running):
                     failures.tell()
             with failures.caught():
                 if failures.error is None:
-                    vectors = [_joined(parts, number) for number, parts in enumerate(vectors)]
+                    vectors = [_joined(parts, column) for column, parts in enumerate(vectors)]
         failures.tell()
         # Weights that autocast has cast here have no graph: the second pass must cast its own.
         torch.clear_autocast_cache()
         return vectors, states
 
-    def _pull(self, work, states, gradients, own, wrappers, ends, group):
-        """The second pass: encodes every micro-batch again and backpropagates its gradients.
+    def _second_pass(self, work, states, gradients, own, wrappers, reduces, group):
+        """Encodes every micro-batch again and backpropagates the gradient of its embeddings.
 
+        states: the random state before each micro-batch.
         gradients: those of each column's embeddings, (N, D).
         own: [(parameter of the loss, its gradient)].
-        ends: {id of a wrapper: whether it reduces after its last micro-batch}.
+        reduces: {id of a wrapper: whether it reduces after its last micro-batch}.
         """
-        failures, learns = Failures(group), False
-        last = {id(w): step for step, (encode, *_) in enumerate(work) for w in wrappers[id(encode)]}
-        for step, (encode, part, number, used) in enumerate(work):
-            running = wrappers[id(encode)]
-            now = [step == last[id(wrapper)] and ends[id(wrapper)] for wrapper in running]
+        failures, has_graph = Failures(group), False
+        last = {id(w): step for step, item in enumerate(work) for w in wrappers[id(item.encode)]}
+        for step, item in enumerate(work):
+            running = wrappers[id(item.encode)]
+            now = [step == last[id(wrapper)] and reduces[id(wrapper)] for wrapper in running]
             with reducing(running, now):
                 unshard(running)
-                _set_random_state(states[step])
+                set_random_state(states[step])
                 with failures.caught():
                     if failures.error is None:
-                        encoded = encode(part)
-                # Ranks wait for each other in a backward pass that reduces or gathers.
+                        encoded = item.encode(item.part)
+                # Processes wait for each other in a backward pass that reduces or gathers.
                 if any(now) or shards_parameters(running):
                     failures.tell()
                 if failures.error is not None:
                     continue
-                if used:
-                    pull, gradients[number] = gradients[number].tensor_split([len(encoded)])
-                else:
-                    pull = torch.zeros_like(encoded)
+                gradient = _take_gradient(gradients, item, encoded)
                 # Of several encoders some may be frozen: their embeddings have no graph.
-                roots, pulls = ([encoded], [pull]) if encoded.requires_grad else ([], [])
-                ending = [w for w, ends_now in zip(running, now, strict=True) if ends_now]
-                learnt, own = parted(own, ending, everything=step == len(work) - 1)
-                roots, pulls = roots + [p for p, _ in learnt], pulls + [g for _, g in learnt]
-                learns = learns or bool(roots)
-                with failures.caught(), reaching_all(ending):
-                    if roots:
-                        run_backward(running, roots, pulls)
+                pairs = [(encoded, gradient)] if encoded.requires_grad else []
+                finishing = [w for w, reduces_now in zip(running, now, strict=True) if reduces_now]
+                is_last = step == len(work) - 1
+                of_loss, own = split_by_wrapper(own, finishing, everything=is_last)
+                pairs += of_loss
+                has_graph = has_graph or bool(pairs)
+                with failures.caught(), reducing_all(finishing):
+                    if pairs:
+                        run_backward(running, *zip(*pairs, strict=True))
         with failures.caught():
-            if failures.error is None and not learns:
+            if failures.error is None and not has_graph:
                 raise ValueError(
                     "encode: wanted embeddings with a gradient, got none in any column"
                 )
@@ -257,31 +273,50 @@ def _check_differentiable(name, value):
         raise ValueError(f"{name}: wanted a number with a gradient, got one without")
 
 
-def _most(parts, group, device):
+def _most(columns, group, device):
     """For each column the number of micro-batches that all processes run: the largest of any."""
-    counts = torch.tensor([len(column) for column in parts], device=device)
+    counts = torch.tensor([len(column) for column in columns], device=device)
     if group is not None:
         dist.all_reduce(counts, dist.ReduceOp.MAX, group)
     return counts.tolist()
 
 
-def _work(encoders, parts, counts):
-    """[(encode, micro-batch, index of its column, whether its embeddings are used)]."""
+class _Encoding(NamedTuple):
+    """A micro-batch to encode, once in each pass."""
+
+    encode: Callable
+    part: Any  # the micro-batch
+    column: int  # the index of its column
+    used: bool  # whether the loss gets its embeddings; False if it is only encoded again
+
+
+def _work(encoders, columns, counts):
+    """[`_Encoding`] of this process, `counts` of each column."""
     work = []
-    for number, (column, count) in enumerate(zip(parts, counts, strict=True)):
+    for number, (column, count) in enumerate(zip(columns, counts, strict=True)):
         encode = encoders[number % len(encoders)]
-        more = [column[0]] * (count - len(column))
-        work += [(encode, part, number, True) for part in column]
-        work += [(encode, part, number, False) for part in more]
+        repeated = [column[0]] * (count - len(column))
+        work += [_Encoding(encode, part, number, True) for part in column]
+        work += [_Encoding(encode, part, number, False) for part in repeated]
     return work
 
 
-def _encoded(encode, part, number):
-    """The embeddings (n, D) of one micro-batch; number: the index of its column."""
+def _take_gradient(gradients, item, encoded):
+    """The gradient of a micro-batch's embeddings, taken off the front of those of its column."""
+    if not item.used:
+        return torch.zeros_like(encoded)
+    column = gradients[item.column]
+    gradient, gradients[item.column] = column.tensor_split([len(encoded)])
+    return gradient
+
+
+def _encoded(item):
+    """The embeddings (n, D) of one micro-batch."""
+    encode, part = item.encode, item.part
     texts = isinstance(part, (list, tuple)) and part and isinstance(part[0], str)
     if texts and isinstance(encode, torch.nn.Module):
         raise TypeError(
-            f"columns[{number}]: wanted what the forward of {type(encode).__name__} takes, got"
+            f"columns[{item.column}]: wanted what the forward of {type(encode).__name__} takes, got"
             " texts; for these `encode` is an Encoder, a SentenceTransformer or a function of texts"
         )
     encoded = encode(part)
@@ -290,7 +325,7 @@ def _encoded(encode, part, number):
         raise TypeError(f"encode: wanted floating-point embeddings, got {kind}")
     if encoded.dim() == 0:
         raise ValueError("encode: wanted embeddings (n, D), got one number")
-    if _generators(encoded.device.type) is None:
+    if not can_be_set_back(encoded.device.type):
         raise ValueError(
             "encode: wanted embeddings on a device whose random state torch can set back for the"
             f" second pass, got {encoded.device}"
@@ -298,12 +333,12 @@ def _encoded(encode, part, number):
     return encoded
 
 
-def _joined(parts, number):
-    """The embeddings (N, D) of a column from those of its micro-batches."""
+def _joined(parts, column):
+    """The embeddings (N, D) of a column from those of its micro-batches; column: its index."""
     shapes = sorted({tuple(part.shape[1:]) for part in parts})
     if len(shapes) > 1:
         raise ValueError(
-            f"encode: wanted embeddings of one width for columns[{number}], got micro-batches of"
+            f"encode: wanted embeddings of one width for columns[{column}], got micro-batches of"
             f" rows {' and '.join(map(str, shapes))}"
         )
     return torch.cat(parts)
@@ -331,80 +366,3 @@ def _of_texts(encode):
     """`encode`, an Encoder or a SentenceTransformer as a function of texts."""
     named = type(encode).__name__ in ("Encoder", "SentenceTransformer")
     return _OfTexts(encode) if named and hasattr(encode, "tokenize") else encode
-
-
-class MicroBatches(list):
-    """A column that is already cut into micro-batches: a list of inputs of `encode`."""
-
-    @classmethod
-    def of(cls, column, size, name="column", empty=False):
-        """Cuts a tensor, a mapping of tensors or a list of examples into parts of `size` rows.
-
-        empty: whether a column may have no rows; the result is then one part without rows.
-        """
-        size = int_of("size", size, 1)
-        several = isinstance(column, tuple) and column and all(map(torch.is_tensor, column))
-        if several or not isinstance(column, (Mapping, torch.Tensor, list, tuple)):
-            kind = type(column).__name__
-            if several:
-                kind = "tuple of tensors: parts of the rows go into a mapping, rows into a list"
-            raise TypeError(f"{name}: wanted a tensor, a mapping of tensors or a list, got {kind}")
-        tensors = list(_tensors(column))
-        if any(tensor.dim() == 0 for tensor in tensors):
-            raise ValueError(f"{name}: wanted tensors (N, ...), got a tensor of one number")
-        counts = set(map(len, tensors if isinstance(column, Mapping) else [column]))
-        if len(counts) != 1:
-            came = sorted(counts) or "no tensor"
-            raise ValueError(f"{name}: wanted tensors of equally many rows, got {came}")
-        if 0 in counts and not empty:
-            raise ValueError(f"{name}: wanted at least one row, got 0")
-        starts = range(0, max(1, *counts), size)
-        return cls(_rows(column, start, start + size) for start in starts)
-
-
-def _tensors(column):
-    """Yields the tensors of a column: itself, or the tensors in a mapping, which may be nested."""
-    if isinstance(column, torch.Tensor):
-        yield column
-    elif isinstance(column, Mapping):
-        for value in column.values():
-            yield from _tensors(value)
-
-
-def _rows(column, start, stop):
-    if not isinstance(column, Mapping):
-        return column[start:stop]
-    return {
-        key: _rows(value, start, stop) if isinstance(value, (torch.Tensor, Mapping)) else value
-        for key, value in column.items()
-    }
-
-
-def _random_state():
-    """{device type: state of its default generators} for the CPU and an accelerator in use."""
-    return {kind: _generators(kind)[0]() for kind in ("cpu", *_accelerator())}
-
-
-def _set_random_state(states):
-    for kind, state in states.items():
-        _generators(kind)[1](state)
-
-
-def _accelerator():
-    """[device type] of the accelerator, [] if it is not in use or has no state to set back."""
-    device = torch.accelerator.current_accelerator()
-    if device is None or _generators(device.type) is None:
-        return []
-    # Reading the state of a device that is not in use would initialise it.
-    begun = getattr(torch.get_device_module(device), "is_initialized", None)
-    return [device.type] if begun is None or begun() else []
-
-
-def _generators(kind):
-    """The functions (get, set) of the state of a device type's default generators, or None."""
-    module = torch if kind == "cpu" else getattr(torch, kind, None)
-    for name in ("rng_state_all", "rng_state"):  # of all devices, or of the only one
-        ways = [getattr(module, f"{way}_{name}", None) for way in ("get", "set")]
-        if all(ways):
-            return ways
-    return None

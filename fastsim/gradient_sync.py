@@ -137,10 +137,10 @@ def _sharded(wrappers):
 
 @contextlib.contextmanager
 def accumulating(wrappers):
-    """The block of all backward passes of a step; afterwards restores DeepSpeed's engines.
+    """A context for all backward passes of a step; afterwards restores DeepSpeed's engines.
 
-    Yields for each wrapper whether the step reduces at its end; it does not within `no_sync` or
-    within an accumulation over several steps.
+    Yields for each wrapper whether it reduces its gradients at the end of the step. An engine that
+    accumulates gradients over several steps reduces only in the last of them.
     """
     engines = [wrapper for wrapper in wrappers if _is_engine(wrapper)]
     ends = [not _is_engine(w) or _at_boundary(w) for w in wrappers]
@@ -172,7 +172,7 @@ def _at_boundary(engine):
 
 @contextlib.contextmanager
 def _one_reduction(engine):
-    """A block after which ZeRO-2 and 3 reduce, instead of in every backward pass."""
+    """A context after which ZeRO-2 and 3 reduce, instead of in every backward pass."""
     several = getattr(engine, "gradient_accumulation_steps", lambda: 1)() > 1
     stage = getattr(engine, "zero_optimization_stage", lambda: 0)()
     coalesce = getattr(engine, "coalesce_grad_reduction", None)
@@ -184,20 +184,20 @@ def _one_reduction(engine):
 
 
 @contextlib.contextmanager
-def reducing(wrappers, last):
-    """The block of one forward and backward pass; controls whether gradients are then reduced.
+def reducing(wrappers, now):
+    """A context for one forward and backward pass of these wrappers.
 
-    last: for each wrapper, whether it now reduces, after its last pass of the step.
+    now: for each wrapper, whether this backward pass reduces its gradients.
     """
     with contextlib.ExitStack() as stack:
-        for wrapper, now in zip(wrappers, last, strict=True):
+        for wrapper, reduces_now in zip(wrappers, now, strict=True):
             if _is_engine(wrapper):
-                wrapper.set_gradient_accumulation_boundary(now)
+                wrapper.set_gradient_accumulation_boundary(reduces_now)
             elif hasattr(wrapper, "set_requires_gradient_sync"):
-                _set_fsdp(wrapper, now)
+                _set_fsdp(wrapper, reduces_now)
                 # The default, for later steps, perhaps without GradCache.
                 stack.callback(_set_fsdp, wrapper, True)
-            elif not now:
+            elif not reduces_now:
                 stack.enter_context(wrapper.no_sync())
         yield
 
@@ -237,37 +237,37 @@ def leaves_of(value):
     return leaves
 
 
-def parted(own, wrappers, *, everything):
-    """Splits `own` into the pairs whose parameters belong to these wrappers, and the others.
+def split_by_wrapper(own, wrappers, *, everything):
+    """(the pairs of `own` whose parameters belong to these wrappers, the other pairs).
 
-    own: [(parameter of a loss, its gradient)]; a wrapper may hold the parameter too. The first list
-        is backpropagated with the last pass of the wrappers.
-    everything: whether to put all pairs into the first list.
+    own: [(parameter of a loss, its gradient)]; the encoder may hold the parameter too.
+    everything: whether all pairs go into the first list.
     """
     ids = {id(p) for wrapper in wrappers for p in _parameters(wrapper)}
-    now, later = [], []
+    theirs, others = [], []
     for pair in own:
-        (now if everything or id(pair[0]) in ids else later).append(pair)
-    return now, later
+        (theirs if everything or id(pair[0]) in ids else others).append(pair)
+    return theirs, others
 
 
-def pull_early(wrappers, own):
-    """Backpropagates the pairs of `own` that must come before all passes; returns the others.
+def backpropagate_early(wrappers, own):
+    """Backpropagates the pairs of `own` that must come before the second pass; returns the others.
 
-    These are parameters of a DistributedDataParallel that looks for unused parameters: it considers
-    those that the last forward pass did not use as ready to be reduced.
+    own: as in `split_by_wrapper`. These pairs have parameters of a DistributedDataParallel that
+    looks for unused parameters: it considers those that the last forward pass did not use as ready
+    to be reduced.
     """
-    looking = [w for w in wrappers if _is_ddp(w) and w.find_unused_parameters]
-    early, left = parted(own, looking, everything=False)
+    searching = [w for w in wrappers if _is_ddp(w) and w.find_unused_parameters]
+    early, others = split_by_wrapper(own, searching, everything=False)
     if early:
-        with reducing(looking, [False] * len(looking)):
+        with reducing(searching, [False] * len(searching)):
             torch.autograd.backward([p for p, _ in early], [grad for _, grad in early])
-    return left
+    return others
 
 
 @contextlib.contextmanager
-def reaching_all(wrappers):
-    """The block of the last backward pass of these wrappers: all gradients are reduced after it.
+def reducing_all(wrappers):
+    """A context for the last backward pass of these wrappers: it reduces all their gradients.
 
     DistributedDataParallel reduces when every parameter has received a gradient in this pass, or,
     if it looks for unused parameters, when any has. So parameters that only earlier micro-batches

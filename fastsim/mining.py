@@ -7,6 +7,7 @@ unlabelled positive. Their TopK-MarginPos is `margin`, their TopK-PercPos is `re
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,9 +94,9 @@ def mine_hard_negatives(
     check_choice("similarity", similarity, SIMILARITIES)
     count, seed = int_of("count", count, 1), _seed(seed)
     first, last = _ranks(ranks, count)
-    low, high = _score_range(score_range)
     # Ranks beyond the corpus are equivalent; clamped, they fit an int64.
-    first, last = min(first, columns + 1), min(last, columns)
+    ranks = min(first, columns + 1), min(last, columns)
+    limits = _Limits(*ranks, *_score_range(score_range), margin, relative_margin)
     if positives is None:
         if columns < rows:
             raise ValueError(
@@ -110,7 +111,8 @@ def mine_hard_negatives(
     scores = None
     with torch.no_grad():
         queries, corpus, factors = as_cosines(queries, corpus, similarity)
-    depth = min(last + named.shape[1] + _room(query_ids, corpus_ids, named), columns)
+    room = named.shape[1] + _room(query_ids, corpus_ids, named)
+    depth = min(limits.last + room, columns)
     for start in range(0, rows, _QUERIES):
         part = slice(start, min(start + _QUERIES, rows))
         values, near = top_k(queries[part], corpus, depth, backend=backend)
@@ -126,16 +128,35 @@ def mine_hard_negatives(
         )
         own_ids = None if query_ids is None else query_ids[part, None]
         allowed = _unnamed(near, named[part], own_ids, corpus_ids)
-        rank = allowed.cumsum(1)
-        allowed &= (rank >= first) & (rank <= last)
-        allowed &= (values >= low) & (values <= high)
-        if margin is not None:
-            allowed &= values <= highest_equal(positive - margin, factors[part])
-        if relative_margin is not None:
-            highest = positive - relative_margin * positive.abs()
-            allowed &= values <= highest_equal(highest, factors[part])
+        limits.apply(allowed, values, positive, factors[part])
         mined[part], scores[part] = _choose(allowed, values, near, count, sample, generator)
     return mined, queries.new_empty(0, count) if scores is None else scores
+
+
+class _Limits(NamedTuple):
+    """The limits of ranks and scores within which a neighbour may be a negative."""
+
+    first: int
+    last: int
+    low: float
+    high: float
+    margin: float | None
+    relative_margin: float | None
+
+    def apply(self, allowed, scores, positive, factors):
+        """Sets `allowed` (N, K) to False for neighbours outside the limits.
+
+        scores: (N, K), descending in each row. positive: (N, 1) the score of the positive.
+        factors: (N, 1) what cosines were multiplied by to become these scores.
+        """
+        rank = allowed.cumsum(1)
+        allowed &= (rank >= self.first) & (rank <= self.last)
+        allowed &= (scores >= self.low) & (scores <= self.high)
+        if self.margin is not None:
+            allowed &= scores <= highest_equal(positive - self.margin, factors)
+        if self.relative_margin is not None:
+            highest = positive - self.relative_margin * positive.abs()
+            allowed &= scores <= highest_equal(highest, factors)
 
 
 def _unnamed(near, named, query_ids, corpus_ids):

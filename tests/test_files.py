@@ -12,6 +12,7 @@ from fastsim.files import (
     check_new_file,
     full_disk_named,
     is_full_disk,
+    unused_old_name,
     whole_file,
     write_whole,
 )
@@ -62,6 +63,30 @@ def test_the_file_that_found_no_room_is_named(tmp_path):
         os.utime(tmp_path / name, (when, when))
     assert named() == str(tmp_path / "newest")
     assert named("given") == "given"
+
+
+def test_an_error_that_names_its_file_is_passed_on(tmp_path):
+    inner = OutputError(errno.ENOSPC, "disk full: cannot write 'inner'")
+    with pytest.raises(OutputError) as caught, full_disk_named(tmp_path):
+        raise inner
+    assert caught.value is inner
+
+
+def test_a_link_to_nothing_takes_a_name_too(tmp_path):
+    (tmp_path / "file.old").symlink_to(tmp_path / "nothing")
+    assert unused_old_name(tmp_path / "file") == tmp_path / "file.old2"
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    there, fsync = [], os.fsync
+
+    def noted(descriptor):
+        there.append((tmp_path / "file").exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_whole(tmp_path / "file", "one")
+    assert there == [False]
 
 
 def test_a_place_is_looked_at_before_the_work(tmp_path):

@@ -112,7 +112,8 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
     name, argument = (name, "backend") if name else default_name()
     named = _find(name, argument)
     extras = (*extras, *extras_of_ring(group))
-    call = tensors[:1], kind, extras, transforming(*tensors), in_metrics()
+    transformed, with_metrics = transforming(*tensors), in_metrics()
+    call = tensors[:1], kind, extras, transformed, with_metrics
     if named is not None:
         reason = _reason(named, *call)
         if reason is None:
@@ -123,25 +124,28 @@ def pick(name, *tensors, kind=None, group=None, extras=()):
             if other is not named
         )
         raise RuntimeError(f"backend {name!r} cannot be used: {reason} ({others})")
-    *_, dense, with_metrics = call
-    if not (dense or with_metrics):
+    if not (transformed or with_metrics):
         verified = _verified(tensors[:1], kind, group, extras)
         if verified is not None:
             return verified
     for backend in _BACKENDS.values():
-        if (dense or backend.automatic) and _reason(backend, *call) is None:
+        if (transformed or backend.automatic) and _reason(backend, *call) is None:
             return backend
     reasons = (f"{b.name}: {_reason(b, *call)}" for b in _BACKENDS.values())
     raise RuntimeError(f"no backend can be used ({'; '.join(reasons)})")
 
 
-def _reason(backend, tensors, kind, extras, dense, with_metrics):
-    """None if the backend can serve the call, else a sentence that says why not."""
-    if dense and backend.name != "eager":
+def _reason(backend, tensors, kind, extras, transformed, with_metrics):
+    """None if the backend can serve the call, else a sentence that says why not.
+
+    transformed: whether a tensor is inside torch.func or forward-mode AD.
+    with_metrics: whether a `fastsim.metrics` block is open.
+    """
+    if transformed and backend.name != "eager":
         return _TRANSFORMED
     reason = backend.unsupported_extra(extras) or backend.unsupported_reason(*tensors, kind=kind)
     if reason is None and with_metrics and not backend.records_metrics and kind in WITH_METRICS:
-        return "it does not look at scores for fastsim.metrics"
+        return "it does not record scores for `fastsim.metrics`"
     return reason
 
 

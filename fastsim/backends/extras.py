@@ -18,15 +18,15 @@ WEIGHED_POSITIVES = "weighed positives"
 
 # Why a backend without this extra refuses a call.
 EXTRAS = {
-    DOT: 'its kernels take cosines alone (`similarity="dot"`)',
-    ABOVE: "its kernels leave out no pair for its score (`exclude_above`)",
-    GUIDE: "its kernels leave out no pair that a guide decides against (`guide`)",
-    GUIDED_POSITIVES: "its kernels leave out a positive that the guide decides against (`guide`)",
-    COLUMN_BIAS: "its kernels add no bias to the logits of a column (`candidate_bias`)",
-    UNTARGETED: "its kernels make no log-sum-exps without targets (`directions`, `references`)",
-    PARTS: "its kernels do not know where a part of the columns begins (`group`)",
-    TEACHER: "its kernels do not compare scores with a teacher's (`distill`)",
-    WEIGHED_POSITIVES: "its kernels count every positive alike (`positive_weight`)",
+    DOT: 'its kernels do not support dot products (`similarity="dot"`)',
+    ABOVE: "its kernels cannot exclude pairs by their score (`exclude_above`)",
+    GUIDE: "its kernels cannot exclude pairs by the scores of a guide (`guide`)",
+    GUIDED_POSITIVES: "its kernels would also exclude positives by a guide's scores (`guide`)",
+    COLUMN_BIAS: "its kernels cannot add a bias to the logits of a column (`candidate_bias`)",
+    UNTARGETED: "its kernels need a target for each row (`directions`, `references`)",
+    PARTS: "its kernels need all columns, not a part of them (`group`)",
+    TEACHER: "its kernels cannot compute the scores of a teacher (`distill`)",
+    WEIGHED_POSITIVES: "its kernels cannot weigh positives (`positive_weight`)",
 }
 
 

@@ -68,8 +68,8 @@ def evaluate(
 ):
     """Evaluate a model on a data file or on retrieval data.
 
-    The columns of the file determine the metrics. Those of the model's own similarity come first;
-    rankings are by it too, or by cosine if it is neither cosine nor dot.
+    The columns of the file determine the metrics. Metrics of the model's own similarity come first.
+    Texts are ranked by this similarity if it is cosine or dot, otherwise by cosine.
 
     Example: fastsim evaluate --model model --data test.csv --columns sentence1,sentence2,score
     """

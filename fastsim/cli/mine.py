@@ -69,11 +69,13 @@ from fastsim.training.counted import counted
     "--relative-margin",
     type=float,
     metavar="FRACTION",
-    help="A negative's similarity must be below the positive's by at least this fraction of it;"
-    " 0.05 limits it to 95 %, as NV-Retriever does. Default: no limit.",
+    help="A negative's similarity must be below the positive's by at least this fraction of the"
+    " positive's: 0.05 allows at most 95 % of it, as NV-Retriever does. Default: no limit.",
 )
 @click.option(
-    "--sample", is_flag=True, help="Draw negatives at random from the ranks, not the nearest ones."
+    "--sample",
+    is_flag=True,
+    help="Draw negatives at random from --first to --last, instead of taking the nearest.",
 )
 @SEED
 @ENCODING_BATCH
@@ -86,7 +88,7 @@ def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu,
     """Find hard negatives for pairs.
 
     A hard negative is a text near the anchor that is not one of its positives. Texts are compared
-    by the model's own similarity, cosine or dot; by cosine if it has another.
+    by the model's own similarity if that is cosine or dot, otherwise by cosine.
 
     Example: fastsim mine --pairs pairs.csv --output triplets.jsonl --first 5 --relative-margin 0.05
     """
@@ -107,8 +109,8 @@ def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu,
     negatives = counted(options["count"], "negative")
     if not rows:
         raise ValueError(
-            f"pairs: none of {left_out} has {negatives} within the limits; widen --first, --last,"
-            " --margin or --relative-margin"
+            f"pairs: wanted at least one pair with {negatives} within the limits, got none of"
+            f" {left_out}; widen --first, --last, --margin or --relative-margin"
         )
     write_rows(rows, output, overwrite=overwrite)
     click.echo(f"{counted(len(rows), 'row')}: {click.format_filename(output)}")

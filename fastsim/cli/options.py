@@ -49,14 +49,14 @@ def file_format(command):
 
 
 def _prompt(texts):
-    """The option --prompt. texts: which texts a prompt is put before, for the help."""
+    """The option --prompt. texts: which texts get the prompt, for the help."""
     return click.option(
         "--prompt",
         "prompts",
         type=Prompt(),
         multiple=True,
         callback=by_name,
-        help=f'A text put before each {texts}. Example: --prompt query="query: ". May be repeated.',
+        help=f'Text put before each {texts}. Example: --prompt query="query: ". May be repeated.',
     )
 
 

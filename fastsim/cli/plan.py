@@ -23,14 +23,21 @@ FLOAT = 4  # bytes per number of weights, optimizer states and gradients of unit
 class Plan:
     """A training step.
 
-    batch_size: rows over all ranks. dim: width of the embeddings. ranks: number of processes.
-    micro_batch_size: texts encoded at a time. columns: text columns; the first holds the anchors,
-    the others the candidates. bytes_each: bytes per embedding element. loss: its name in
-    `PRODUCTS`. exchange: "gather" or "ring". gpu: whether to plan for the torch backend on a GPU.
-    parameters: of the encoder; 0 leaves it out. looked_up: parameters that are only looked up and
-    not multiplied (word embeddings). layers, hidden, heads: of the encoder. tokens: of each text.
-    sharding: of the encoder over the ranks, "none", "zero1", "zero2", "zero3" (DeepSpeed) or "fsdp"
-    (FSDP2).
+    batch_size: rows over all ranks.
+    dim: width of the embeddings.
+    ranks: number of processes.
+    micro_batch_size: texts encoded at a time.
+    columns: number of text columns; the first holds the anchors, the others the candidates.
+    bytes_each: bytes per embedding element.
+    loss: its name in `PRODUCTS`.
+    exchange: "gather" or "ring".
+    gpu: whether to plan for the torch backend on a GPU.
+    parameters: number of parameters of the encoder; 0 leaves the encoder out.
+    looked_up: how many of these are only looked up and not multiplied (word embeddings).
+    layers, hidden, heads: numbers of layers, of hidden units and of attention heads of the encoder.
+    tokens: tokens per text.
+    sharding: of the encoder over the ranks: "none", "zero1", "zero2", "zero3" (DeepSpeed) or "fsdp"
+        (FSDP2).
     """
 
     batch_size: int
@@ -73,14 +80,7 @@ def memory(plan):
     operand = 2 if plan.gpu and plan.bytes_each == 2 else 4
     parts = []
     if plan.parameters:
-        parts += _encoder(plan)
-        # Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-        # equation 1, in bytes for 16-bit activations.
-        per_token = plan.hidden * (34 + 5 * plan.heads * plan.tokens / plan.hidden)
-        graph = plan.micro_batch_size * plan.tokens * plan.layers * per_token
-        texts, tokens = counted(plan.micro_batch_size, "text"), counted(plan.tokens, "token")
-        what = f"activations of {texts} of {tokens}, for the backward pass"
-        parts.append(("micro-batch", int(graph * plan.bytes_each / 2), what))
+        parts += [*_encoder(plan), _micro_batch(plan)]
     local = plan.rows * plan.columns * plan.dim
     parts.append(("embeddings", 2 * local * plan.bytes_each, "of its rows, and their gradients"))
     if plan.ranks > 1:
@@ -92,18 +92,35 @@ def memory(plan):
     units = (plan.rows + plan.held_candidates) * plan.dim * operand
     sums = plan.held_candidates * plan.dim * FLOAT
     parts.append(("unit rows", units + sums, "of anchors and candidates, and one gradient"))
+    parts.append(_panel(plan, operand))
+    return parts
+
+
+def _micro_batch(plan):
+    """The part of the memory for the activations of a micro-batch.
+
+    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models", equation 1, in bytes for 16-bit activations.
+    """
+    per_token = plan.hidden * (34 + 5 * plan.heads * plan.tokens / plan.hidden)
+    activations = plan.micro_batch_size * plan.tokens * plan.layers * per_token
+    texts, tokens = counted(plan.micro_batch_size, "text"), counted(plan.tokens, "token")
+    what = f"activations of {texts} of {tokens}, for the backward pass"
+    return "micro-batch", int(activations * plan.bytes_each / 2), what
+
+
+def _panel(plan, operand):
+    """The part of the memory for a panel of scores. operand: bytes per element of unit rows."""
+    columns = plan.held_candidates
     if plan.gpu:
         # Scores and one more matrix in float32, score gradients in the operands' dtype.
-        scores = min(panels.LARGEST_PANEL // FLOAT, plan.rows * plan.held_candidates)
+        scores = min(panels.LARGEST_PANEL // FLOAT, plan.rows * columns)
         what = "scores and score gradients, of the torch backend"
-        parts.append(("panel", (2 * FLOAT + operand) * scores, what))
-    else:
-        columns = plan.held_candidates
-        kept = sizes.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
-        panel = min(plan.rows * columns, max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns))
-        size = FLOAT * (panel + columns * plan.dim)
-        parts.append(("panel", size, "scores, and a packed copy of the candidates"))
-    return parts
+        return "panel", (2 * FLOAT + operand) * scores, what
+    kept = sizes.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
+    scores = min(plan.rows * columns, max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns))
+    size = FLOAT * (scores + columns * plan.dim)
+    return "panel", size, "scores, and a packed copy of the candidates"
 
 
 def _encoder(plan):

@@ -51,9 +51,9 @@ def _config(ctx, param, value):
 
             config = yaml.safe_load(text)
     except (OSError, ValueError) as error:
-        raise click.BadParameter(f"cannot read {value}: {error}") from error
+        raise click.BadParameter(f"{value}: cannot be read: {error}") from error
     except Exception as error:  # yaml has errors of its own
-        raise click.BadParameter(f"{value} is not YAML: {error}") from error
+        raise click.BadParameter(f"{value}: wanted YAML, got an error: {error}") from error
     if not isinstance(config, dict):
         raise click.BadParameter(
             f"{value}: wanted options with their values, got {type(config).__name__}"
@@ -66,7 +66,7 @@ def _config(ctx, param, value):
     for name, setting in config.items():
         option = options.get(str(name).lstrip("-").replace("-", "_"))
         if option is None or option is param:
-            raise click.BadParameter(f"{value}: no option {name!r}")
+            raise click.BadParameter(f"{value}: wanted options of fastsim train, got {name!r}")
         if isinstance(setting, bool) != (option.is_flag and setting is not None):
             wanted = "true or false" if option.is_flag else "a value other than true or false"
             raise click.BadParameter(f"{value}: {name}: wanted {wanted}, got {setting!r}")
@@ -186,6 +186,7 @@ def _as_text(option, setting):
 @click.option(
     "--loss-learning-rate",
     type=POSITIVE,
+    metavar="RATE",
     help="Learning rate of the loss's own parameters. Default: as --learning-rate.",
 )
 @click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the training data.")

@@ -28,10 +28,10 @@ from fastsim.engine.gradients import (
     as_operands,
     dense_losses,
     fake_gradients,
-    found_times,
     gradients_of,
     needs_grad_of,
     once_each,
+    times_loss_gradient,
 )
 from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.engine.passes import backward, forward
@@ -93,11 +93,9 @@ def tile_loss(
         formula=formula,
         backend=backend,
     )
-    return (
-        _with_metrics(run, tile, x, y, batch, backend)
-        if for_metrics and in_metrics()
-        else run(tile)
-    )
+    if for_metrics and in_metrics():
+        return _with_metrics(run, tile, x, y, batch, backend)
+    return run(tile)
 
 
 def _with_metrics(run, tile, x, y, batch, backend):
@@ -189,7 +187,7 @@ _tile_backward = define(
 
 
 def _formula(ctx, saved, x, y, scale, bias):
-    """The loss in plain torch; y=None: of x with itself."""
+    """The loss in plain torch; y=None compares x with itself."""
     losses, weights = dense_losses(ctx, x, y, scale, bias), saved[4]
     return losses if weights is None else (losses * weights).sum()
 
@@ -208,7 +206,7 @@ class _TileLossFunction(torch.autograd.Function):
             arguments.cosine,
         )
         ctx.dtypes = arguments.x.dtype, arguments.scale.dtype
-        ctx.found = arguments.finds_gradients()
+        ctx.saves_gradients = arguments.finds_gradients()
         # The inputs are saved even if the gradients are known: second derivatives need them, and
         # torch then reports an input that was changed before the backward pass.
         ctx.save_for_backward(*arguments.tensors(), *saved)
@@ -217,9 +215,9 @@ class _TileLossFunction(torch.autograd.Function):
     @staticmethod
     @differentiable_again(_formula, inputs=4)
     def backward(ctx, saved, grad, *_):
-        tensors, found = saved[:TENSORS], saved[TENSORS:]
-        if ctx.found:
-            parts = found_times(found, grad, ctx.needs_grad)
+        tensors, results = saved[:TENSORS], saved[TENSORS:]  # results: gradients or a state
+        if ctx.saves_gradients:
+            parts = times_loss_gradient(results, grad, ctx.needs_grad)
         else:
-            parts = _tile_backward(grad, found, *tensors, *ctx.options)
+            parts = _tile_backward(grad, results, *tensors, *ctx.options)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 1)

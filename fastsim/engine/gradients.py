@@ -1,4 +1,4 @@
-"""Shared by the differentiable operations of a tile loss: operands, formula, gradients."""
+"""What the differentiable operations of tile losses share: operands, formulas, gradients."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from fastsim.scores import dense_scores
 
 
 def needs_grad_of(*sides):
-    """Which of these need a gradient."""
+    """[whether each side, a tensor, a number or None, needs a gradient]."""
     if not torch.is_grad_enabled():
         return [False] * len(sides)
     return [isinstance(side, Tensor) and side.requires_grad for side in sides]
@@ -68,9 +68,9 @@ def fake_gradients(call, dtype):
 
 
 def graph_ends():
-    """Whether autograd frees the graph after this backward pass, so that none follows."""
-    kept = torch._C._autograd._get_current_graph_task_keep_graph
-    return not (torch.compiler.is_compiling() or kept())
+    """Whether this backward pass frees the graph, so that no other backward pass can follow."""
+    keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+    return not (torch.compiler.is_compiling() or keeps_graph())
 
 
 def is_one(grad):
@@ -78,23 +78,27 @@ def is_one(grad):
     return type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1
 
 
-def found_times(parts, grad, needs_grad):
-    """The gradients from the forward pass times the gradient of its loss.
+def times_loss_gradient(parts, grad, needs_grad):
+    """The gradients of the inputs that the forward pass computed, times the loss's gradient ().
 
-    They are overwritten if the graph ends here.
+    parts: dL/dx, dL/dy, dL/d(scale, bias); overwritten if no other backward pass can follow.
     """
     spent = graph_ends()
     return parts if spent and is_one(grad) else multiplied(parts, grad, needs_grad, spent=spent)
 
 
 def gradients_of(ctx, parts, count):
-    """The gradients of all `count` inputs of a Function, from (dL/dx, dL/dy, those of scalars)."""
-    needs_grad, (of_inputs, of_scalars) = ctx.needs_grad, ctx.dtypes
-    grad_x, grad_y, of_numbers = parts
+    """What the backward pass of a Function returns: the gradients of its `count` inputs.
+
+    The first inputs are x, y, scale and bias; the others have no gradient.
+    parts: dL/dx, dL/dy, dL/d(scale, bias) (2,).
+    """
+    needs_grad, (input_dtype, scalar_dtype) = ctx.needs_grad, ctx.dtypes
+    grad_x, grad_y, grad_scalars = parts
     grads = (
-        grad_x.to(of_inputs) if needs_grad[0] else None,
-        grad_y.to(of_inputs) if needs_grad[1] else None,
-        of_numbers[0].to(of_scalars) if needs_grad[2] else None,
-        of_numbers[1].to(of_scalars) if needs_grad[3] else None,
+        grad_x.to(input_dtype) if needs_grad[0] else None,
+        grad_y.to(input_dtype) if needs_grad[1] else None,
+        grad_scalars[0].to(scalar_dtype) if needs_grad[2] else None,
+        grad_scalars[1].to(scalar_dtype) if needs_grad[3] else None,
     )
     return (*grads, *(None,) * (count - len(grads)))

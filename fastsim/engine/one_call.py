@@ -27,11 +27,12 @@ def one_call_serves(
     return backend.serves_one_call(tile, rows, columns, width, self_similarity, dtype)
 
 
-def without_operator(tile, x, y, weights, backend, *, with_metrics=False):
-    """Whether one call computes the loss of x and y (None: x) and no torch operator is needed.
+def needs_no_operator(tile, x, y, weights, backend, *, with_metrics=False):
+    """Whether one call computes the loss of x with y, or of x with itself (None), and this call
+    needs no registered operator.
 
-    For a small batch, passing the arguments of the operator takes longer than the loss itself.
-    Only torch.compile needs the operator.
+    Only torch.compile needs the operator. For a small batch, passing its arguments takes longer
+    than the loss itself.
     """
     if traced():
         return False
@@ -52,7 +53,7 @@ _panels_alone: list[bool] = []
 
 @contextlib.contextmanager
 def in_panels():
-    """Within the block every loss goes panel by panel, so that checks reach that code."""
+    """Within the block no loss takes one call: all go panel by panel, for checks of that code."""
     _panels_alone.append(True)
     try:
         yield

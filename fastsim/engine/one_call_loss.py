@@ -20,13 +20,14 @@ from fastsim.engine.gradients import (
     needs_grad_of,
     sum_of_prefixes,
 )
-from fastsim.engine.one_call import in_one_call, without_operator
+from fastsim.engine.one_call import in_one_call, needs_no_operator
 from fastsim.engine.sweep import asked_widths
 from fastsim.operators import differentiable_again
 from fastsim.precision import compute_dtype
 from fastsim.tile_loss import TileLoss
 
 _NO_GRADIENT = (False,) * 4  # of x, y, scale and bias
+_INPUTS = 11  # of `_OneCallLossFunction`
 
 
 class OneCallLoss(NamedTuple):
@@ -44,7 +45,7 @@ class OneCallLoss(NamedTuple):
     def serves(self, x, y):
         """Whether one call serves x and y."""
         with_metrics = self.for_metrics and in_metrics()
-        return without_operator(
+        return needs_no_operator(
             self.tile, x, y, self.weights, self.backend, with_metrics=with_metrics
         )
 
@@ -77,7 +78,10 @@ class OneCallLoss(NamedTuple):
 
 
 def _formula(ctx, saved, *sides):
-    """The loss in plain torch, with prefixes the sum of theirs; any input may be a number."""
+    """The loss in plain torch, summed over prefixes if there are any.
+
+    sides: x, y, scale and bias; None stands for a number, which `ctx.numbers` holds.
+    """
     *numbers, weight = ctx.numbers
     x, y, *scalars = (n if t is None else t for t, n in zip(sides, numbers, strict=True))
     weights = saved[4] if weight is None else weight
@@ -118,4 +122,4 @@ class _OneCallLossFunction(torch.autograd.Function):
         parts = ctx.backend.one_call_gradients(
             ctx.tile, grad, found, given, ctx.needs_grad, ctx.dtypes[0], spent=spent
         )
-        return gradients_of(ctx, parts, 11)
+        return gradients_of(ctx, parts, _INPUTS)

@@ -32,31 +32,40 @@ def forward(*arguments):
         if _goes_in_one_call(call):
             return _returned(call, *_in_one_call(call))
         call.weigh_rows()
-        unit_x, unit_y, inverse_x, inverse_y = call.units()
         if call.arguments.finds_gradients():
-            mirrored = _mirrored(call, unit_x, keep=True)
-            if mirrored is not None:
-                state, grads, factor = _mirrored_panels(call, mirrored, inverse_x.dtype)
-            else:
-                fused_pass = _fused_panels if at_once(call) else _forward_and_score_grad
-                state, grads, factor = fused_pass(call, unit_x, unit_y, inverse_x.dtype)
-            del unit_x, unit_y, mirrored  # before the results are made of their gradients
-            saved = _input_gradients(
-                call, state, call.weights, grads, (inverse_x, inverse_y), factor, inverse_x.dtype
-            )
+            state, saved = _state_and_gradients(call)
         else:
-            mirrored = _mirrored(call, unit_x)
-            if mirrored is not None:
-                own = mirrored.forward()
-            else:
-                own = state_of(call.first_look, unit_x, unit_y, call.backend)
-            del mirrored
-            saved = state = call.tile.all_reduce(own)
+            saved = state = _state(call)
         loss = call.tile.finish(state)
         if call.weights is not None:
             loss = (loss * call.weights).sum()
         dtype = call.tile.loss_dtype(call.x)
         return _returned(call, loss.to(dtype, copy=True), saved)
+
+
+def _state_and_gradients(call):
+    """(the state, the gradients of the inputs)."""
+    unit_x, unit_y, *inverses = call.units()
+    dtype = inverses[0].dtype
+    mirrored = _mirrored(call, unit_x, keep=True)
+    if mirrored is not None:
+        state, unit_grads, factor = _mirrored_panels(call, mirrored, dtype)
+    else:
+        panels = _fused_panels if at_once(call) else _forward_and_score_grad
+        state, unit_grads, factor = panels(call, unit_x, unit_y, dtype)
+    del unit_x, unit_y, mirrored  # before `_input_gradients` allocates its results
+    return state, _input_gradients(call, state, call.weights, unit_grads, inverses, factor, dtype)
+
+
+def _state(call):
+    """The state over the scores of all ranks."""
+    unit_x, unit_y, *_ = call.units()
+    mirrored = _mirrored(call, unit_x)
+    if mirrored is not None:
+        own = mirrored.forward()
+    else:
+        own = state_of(call.first_look, unit_x, unit_y, call.backend)
+    return call.tile.all_reduce(own)
 
 
 def _goes_in_one_call(call):
@@ -169,25 +178,25 @@ def _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, dty
     grad_losses: dL/dloss of each row. unit_grads: the gradients of both sides' unit rows divided by
     `factor`.
     """
-    grads, along = [], None  # along: unit_i . dL/dunit_i / factor of each row of one side
+    grads, dots = [], None  # dots: unit_i . dL/dunit_i / factor of each row of one side
     backend = call.backend
     rows_backward = backend.tile_rows_backward if call.tile.cosine else backend.dot_rows_backward
     sides = zip((call.x, call.y), unit_grads, inverses, call.needs_grad[:2], strict=True)
     for values, unit_grad, inverse, want in sides:
         grad = values.new_empty(values.shape if want and not len(values) else 0, dtype=dtype)
         if unit_grad.numel():
-            found, along = rows_backward(unit_grad, values, inverse, factor, dtype)
-            # This side may only be here for the gradient of the scale.
-            grad = found if want else grad
+            input_grad, dots = rows_backward(unit_grad, values, inverse, factor, dtype)
+            # A side that needs no gradient is here for the gradient of the scale alone.
+            grad = input_grad if want else grad
         grads.append(grad)
     parameters = inverses[0].new_zeros(2, dtype=wide_dtype(call.x.device))
     if call.needs_grad[2]:
         # If x is compared with itself, dL/dunit_x is the sum over rows and columns.
-        if along is not None:
-            total = factor * widened(along).sum()
+        if dots is not None:
+            total = factor * widened(dots).sum()
             parameters[0] = total / ((1 + call.self_similarity) * call.scale)
-        doubled = None if grad_losses is None else widened(grad_losses)
-        parameters[0] += call.tile.record.scale_gradient(call.tile, state, doubled)
+        wide_grad = None if grad_losses is None else widened(grad_losses)
+        parameters[0] += call.tile.record.scale_gradient(call.tile, state, wide_grad)
     if call.needs_grad[3]:
         parameters[1] = call.tile.record.bias_gradient(call.tile, state, grad_losses)
     return *grads, parameters
@@ -205,7 +214,8 @@ def backward(grad, state, *arguments):
         unit_x, unit_y, *inverses = call.units()
         dtype = inverses[0].dtype
         coefficients, factor = call.coefficients(state, grad_losses, dtype)
-        # In the order of the forward pass, so that the allocator finds blocks of the same sizes.
+        # Allocates in the order of the forward pass, so that the allocator finds freed blocks of
+        # the same sizes.
         panels = _mirrored(call, unit_x)
         if panels is not None:
             grad = panels.gradient(coefficients, dtype)
@@ -213,7 +223,7 @@ def backward(grad, state, *arguments):
         else:
             panels = call.backend.workspace(unit_x, unit_y)
             unit_grads = _score_grad_panels(call, unit_x, unit_y, coefficients, dtype, panels)
-        del unit_x, unit_y, panels  # before the results are made of their gradients
+        del unit_x, unit_y, panels  # before `_input_gradients` allocates its results
         return list(
             _input_gradients(call, state, grad_losses, unit_grads, inverses, factor, call.x.dtype)
         )

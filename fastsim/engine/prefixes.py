@@ -42,8 +42,8 @@ class Prefixes:
         """The prefixes of x (N, D). cosine: whether scores are cosines, or dot products."""
         parts = [x[:, own] for own in own_columns(widths)]
         if not cosine:
-            found = [backend.plain_rows(part) for part in parts]
-            return cls([rows for rows, _ in found], [widened(ones) for _, ones in found])
+            plain = [backend.plain_rows(part) for part in parts]
+            return cls([rows for rows, _ in plain], [widened(ones) for _, ones in plain])
         dtype = compute_dtype(x)
         norm = x.new_zeros(len(x), dtype=torch.float64)
         rows, inverses, zeros = [], [], []
@@ -59,26 +59,27 @@ class Prefixes:
         ]
         return cls(rows, inverses, ratios, zeros)
 
-    def backward(self, of_rows, x, dots, grad, widths, backend):
+    def backward(self, products, x, dots, grad, widths, backend):
         """Writes dL/dx (N, D) to `grad` and returns sum_k a_k of each row, (N,) in float64.
 
-        of_rows: H_k y_k[own] for each width. dots: d_k, (K - 1, N).
+        products: H_k y_k[own] for each width. dots: d_k, (K - 1, N).
         """
         owns = own_columns(widths)
-        sums = [x.new_zeros(len(x), dtype=torch.float64)]  # of a_l up to each width, and d_k
-        for rows, own, inverse in zip(of_rows, owns, self.inverses, strict=True):
+        # sums[k] becomes a_1 + ... + a_k. Without d_k it is the sum over the products.
+        sums = [x.new_zeros(len(x), dtype=torch.float64)]
+        for product, own, inverse in zip(products, owns, self.inverses, strict=True):
             sums.append(sums[-1].clone())
-            backend.prefix_rows_dots(rows, x[:, own], inverse, sums[-1])
+            backend.prefix_rows_dots(product, x[:, own], inverse, sums[-1])
         total = sums[-1]
         if not self.ratios:
-            torch.cat(of_rows, 1, out=grad)
+            torch.cat(products, 1, out=grad)
             return total
-        for of_shorter, of_longer in zip(sums[1:-1], dots, strict=True):
-            of_shorter.sub_(of_longer)
-        along = 0.0
+        for prefix_sum, dot in zip(sums[1:-1], dots, strict=True):
+            prefix_sum.sub_(dot)
+        along = 0.0  # s_{k + 1}, then s_k
         for k in reversed(range(len(owns))):
-            further = self.ratios[k] * along if k < len(self.ratios) else 0.0
-            along = (sums[k + 1] - sums[k]) * self.inverses[k] + further
-            values, of_own = x[:, owns[k]], grad[:, owns[k]]
-            backend.prefix_rows_backward(of_rows[k], values, along, self.inverses[k], of_own)
+            from_longer = self.ratios[k] * along if k < len(self.ratios) else 0.0
+            along = (sums[k + 1] - sums[k]) * self.inverses[k] + from_longer
+            values, own_grad = x[:, owns[k]], grad[:, owns[k]]
+            backend.prefix_rows_backward(products[k], values, along, self.inverses[k], own_grad)
         return total

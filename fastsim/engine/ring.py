@@ -103,8 +103,9 @@ def _pass_on(batch, tensors, source, tag):
 
 
 def ring_tile_loss(tile, x, y, scale, bias, weights, batch, backend):
-    """`tile_loss` (autograd.py) with columns y (M_rank, D) that travel; scale and bias are 0-d
-    tensors.
+    """`tile_loss` (autograd.py) with columns y (M_rank, D) that travel from rank to rank.
+
+    scale, bias: 0-d tensors.
     """
     weights = weights if weights is None else weights.expand(len(x))
     return _RingTile.apply(x, y, scale, bias, weights, tile, batch, backend)
@@ -127,39 +128,39 @@ class _RingTile(torch.autograd.Function):
         x, y, scale, weights, *state = ctx.saved_tensors
         tile, batch, backend = ctx.call
         own = _own(tile, batch)
-        losses = widened(tile.own_gradient(grad if weights is None else grad * weights))
+        grad_losses = widened(tile.own_gradient(grad if weights is None else grad * weights))
         # All ranks need one loss scale, as each adds to the gradients that travel.
-        given = own, state, losses, x.dtype, batch.columns, backend, batch.name
-        coefficients, loss_scale = scaled_coefficients(*given)
+        arguments = own, state, grad_losses, x.dtype, batch.columns, backend, batch.name
+        coefficients, loss_scale = scaled_coefficients(*arguments)
         coefficients = [c if c is None else c.to(scale.dtype) for c in coefficients]
         loss_scale = scale.new_ones(()) if loss_scale is None else loss_scale
-        rows_backward = backend.unit_rows_backward if tile.cosine else backend.dot_rows_backward
         needs_grad = ctx.needs_input_grad
         grads = [None] * len(needs_grad)
         with without_autocast(x.device.type):
             # dL/dscale = sum_i unit_x_i . dL/dunit_x_i / scale
-            of_sides = needs_grad[0] or needs_grad[2], needs_grad[1]
-            unit_grads = _score_grads(tile, x, y, coefficients, of_sides, batch, backend)
-            found = [
-                None
-                if along is None
-                else rows_backward(
-                    along,
-                    values,
-                    backend.operand_rows(values, tile.cosine)[1],
-                    1 / loss_scale,
-                    values.dtype,
-                )
-                for along, values in zip(unit_grads, (x, y), strict=True)
-            ]
-        grads[:2] = (None if of_side is None else of_side[0] for of_side in found)
+            needed_sides = needs_grad[0] or needs_grad[2], needs_grad[1]
+            unit_grads = _score_grads(tile, x, y, coefficients, needed_sides, batch, backend)
+            grads[0], dots = _through_rows(unit_grads[0], x, loss_scale, tile.cosine, backend)
+            grads[1], _ = _through_rows(unit_grads[1], y, loss_scale, tile.cosine, backend)
         if needs_grad[2]:
-            grads[2] = widened(found[0][1]).sum() / (loss_scale * scale)
-            grads[2] = grads[2] + own.record.scale_gradient(own, state, losses)
-            grads[2] = grads[2].to(scale.dtype)
+            grad_scale = widened(dots).sum() / (loss_scale * scale)
+            grad_scale = grad_scale + own.record.scale_gradient(own, state, grad_losses)
+            grads[2] = grad_scale.to(scale.dtype)
         if needs_grad[3]:
-            grads[3] = own.record.bias_gradient(own, state, losses).to(scale.dtype)
+            grads[3] = own.record.bias_gradient(own, state, grad_losses).to(scale.dtype)
         return tuple(grads)
+
+
+def _through_rows(unit_grad, values, loss_scale, cosine, backend):
+    """(the gradient of the rows `values`, the dot product of each unit row and its gradient).
+
+    unit_grad: the gradient of the unit rows times `loss_scale`; None if it is not needed.
+    """
+    if unit_grad is None:
+        return None, None
+    rows_backward = backend.unit_rows_backward if cosine else backend.dot_rows_backward
+    inverse = backend.operand_rows(values, cosine)[1]
+    return rows_backward(unit_grad, values, inverse, 1 / loss_scale, values.dtype)
 
 
 def _own(tile, batch):
@@ -170,8 +171,9 @@ def _own(tile, batch):
 
 
 def _guided(tile, unit_x, y, batch, backend):
-    """The tile with unit rows of its guide and the thresholds of its rows, whose positives are on
-    the same rank.
+    """The tile with unit rows of its guide, and with the thresholds of its rows.
+
+    These follow from the scores of the positives, which are on the same rank as their rows.
     """
     tile = replace(tile, pairs=with_unit_rows(tile.pairs, backend))
     if tile.pairs.exclude_above is None:

@@ -49,11 +49,11 @@ from fastsim.engine.gradients import (
     as_operands,
     dense_losses,
     fake_gradients,
-    found_times,
     gradients_of,
     needs_grad_of,
     once_each,
     sum_of_prefixes,
+    times_loss_gradient,
 )
 from fastsim.engine.passes import at_once
 from fastsim.engine.prefixes import Prefixes
@@ -137,11 +137,9 @@ def forward(*arguments):
     call.weigh_rows()
     with without_autocast(call.x.device.type):
         x = Prefixes.of(call.x, widths, call.tile.cosine, call.backend)
-        y = (
-            x
-            if call.self_similarity
-            else Prefixes.of(call.y, widths, call.tile.cosine, call.backend)
-        )
+        y = x
+        if not call.self_similarity:
+            y = Prefixes.of(call.y, widths, call.tile.cosine, call.backend)
         fused = any(call.needs_grad) and at_once(call)
         keep = any(call.needs_grad) and not fused
         panels = call.backend.sweep(call.tile, x, y, whole_rows=fused, keep=keep)
@@ -149,11 +147,11 @@ def forward(*arguments):
         found = []
         if any(call.needs_grad):
             states, products = (_fused if fused else _in_two_passes)(call, panels, x, y, of_width)
-            of_rows = [list(each.result()) for each in products]
+            results = [list(each.result()) for each in products]
             dots = panels.row_dots, panels.column_dots
-            del products, panels  # before the results are made of their gradients
+            del products, panels  # before `_input_gradients` allocates its results
             x.rows, y.rows = [], []
-            found = _input_gradients(call, dots, states, of_rows, (x, y), widths, of_width)
+            found = _input_gradients(call, dots, states, results, (x, y), widths, of_width)
         else:
             states = panels.forward()
         losses = [
@@ -187,36 +185,39 @@ def _products(call, x, y, *, spent):
     return [Products(call, *rows, dtype, spent=spent) for rows in sides]
 
 
-def _input_gradients(call, dots, states, of_rows, prefixes, widths, weights):
+def _input_gradients(call, dots, states, products, prefixes, widths, weights):
     """(dL/dx, dL/dy, dL/d(scale, bias) (2,)), the first two in the compute type, empty if not
     needed.
 
-    of_rows: for each width the products for the own columns of x and y; each is freed after use.
+    dots: d_k of the rows and of the columns, (K - 1, N) and (K - 1, M).
+    products: for each width the products for the own columns of [x, y]; each is freed after use.
+    prefixes: the `Prefixes` of x and y.
+    weights: for each width the weights of the losses, (N,).
     """
     row_dots, column_dots = dots
     if call.self_similarity:
         dots = row_dots + column_dots, None
-    grads, along = [], None  # of rows, by row: their products with their gradients
+    grads, sums = [], None  # sums: sum_k a_k of each row of one side
     for place, values in enumerate((call.x, call.y)):
-        found = [both.pop(0) for both in of_rows]
-        wanted = any(grad.numel() for grad in found)
+        own_products = [both.pop(0) for both in products]
+        wanted = any(product.numel() for product in own_products)
         grad = values.new_empty(values.shape if wanted else 0, dtype=compute_dtype(values))
         if wanted:
-            side, of_side = prefixes[place], dots[place]
-            along = side.backward(found, values, of_side, grad, widths, call.backend)
-        del found
-        # Rows whose gradient is not wanted may be here for the gradient of the scale alone.
+            side, side_dots = prefixes[place], dots[place]
+            sums = side.backward(own_products, values, side_dots, grad, widths, call.backend)
+        del own_products
+        # A side that needs no gradient may be here for the gradient of the scale alone.
         grads.append(grad if call.needs_grad[place] else grad.new_empty(0))
     parameters = call.x.new_zeros(2, dtype=torch.float64)
     record = call.tile.record
-    doubled = [widened(of_width) for of_width in weights]
+    wide_weights = [widened(of_width) for of_width in weights]
     if call.needs_grad[2]:
-        # Together, the products hold the rows' and the columns' share of the same sum.
-        parameters[0] = along.sum() / ((1 + call.self_similarity) * call.scale)
-        for state, of_width in zip(states, doubled, strict=True):
+        # If x is compared with itself, `sums` has the sum of the rows and that of the columns.
+        parameters[0] = sums.sum() / ((1 + call.self_similarity) * call.scale)
+        for state, of_width in zip(states, wide_weights, strict=True):
             parameters[0] += record.scale_gradient(call.tile, state, of_width)
     if call.needs_grad[3]:
-        for state, of_width in zip(states, doubled, strict=True):
+        for state, of_width in zip(states, wide_weights, strict=True):
             parameters[1] += record.bias_gradient(call.tile, state, of_width)
     return *grads, parameters
 
@@ -240,7 +241,7 @@ _sweep = define(
 
 
 def _formula(ctx, saved, x, y, scale, bias):
-    """The loss in plain torch; y=None: of x with itself."""
+    """The loss in plain torch; y=None compares x with itself."""
     weights = saved[4]
 
     def loss(x, y):
@@ -264,5 +265,5 @@ class _SweepLoss(torch.autograd.Function):
     @staticmethod
     @differentiable_again(_formula, inputs=4)
     def backward(ctx, saved, grad):
-        parts = found_times(saved[TENSORS:], grad, ctx.needs_grad)
+        parts = times_loss_gradient(saved[TENSORS:], grad, ctx.needs_grad)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 3)

@@ -76,7 +76,7 @@ def _forward(x, groups, start, stop, margin, distance, triplets, largest, want_g
     backend, x = get(backend), x.contiguous()
     members, terms = _Members(groups, largest), _TERMS[triplets]
     grad = torch.zeros_like(x) if want_grad else x.new_empty(0)
-    total, number = members.unlisted(), groups.new_zeros(())
+    total, number = members.nan_if_unlisted(), groups.new_zeros(())
     tall = max(1, numbers_of_a_band(x.device, BAND) // len(x))
     # In the type of sums: a rounded mean would leave large numbers.
     wide = wide_dtype(x.device)
@@ -127,11 +127,11 @@ class _Members:
         self.first = torch.searchsorted(ordered, groups)
         self.size = torch.searchsorted(ordered, groups, right=True) - self.first
         largest = int(self.size.max()) if largest is None else min(largest, len(groups))
-        self.most = torch.arange(largest, device=groups.device)
+        self.places = torch.arange(largest, device=groups.device)
 
-    def unlisted(self):
-        """(): 0, or NaN if a group has more members than are listed."""
-        more = self.size.max() > len(self.most)
+    def nan_if_unlisted(self):
+        """() in the type of sums: NaN if a group has more members than are listed, else 0."""
+        more = self.size.max() > len(self.places)
         return torch.zeros_like(more, dtype=wide_dtype(more.device)).masked_fill_(more, torch.nan)
 
     def of(self, rows):
@@ -139,9 +139,9 @@ class _Members:
         negative) for a band of rows.
         """
         first, size = self.first[rows, None], self.size[rows, None]
-        columns = self.order[(first + self.most).clamp(max=len(self.order) - 1)]
+        columns = self.order[(first + self.places).clamp(max=len(self.order) - 1)]
         own = torch.arange(len(self.groups), device=self.groups.device)[rows, None]
-        positive = (self.most < size) & (columns != own)
+        positive = (self.places < size) & (columns != own)
         return columns, positive, self.groups[rows, None] != self.groups
 
 

@@ -27,7 +27,7 @@ def in_their_dtype(loss, owner, call, *inputs):
     """`loss` in the dtype of call(), the peer's loss of a few rows; unchanged if that raises.
 
     owner: a hashable name of the computation. The dtype is remembered per owner and dtypes of
-    `inputs`, so that the peer runs once for each.
+    `inputs`, each at its place, so that the peer runs once for each.
     """
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     device = loss.device.type
@@ -36,7 +36,7 @@ def in_their_dtype(loss, owner, call, *inputs):
     if not autocast and len(dtypes) < 2 and dtypes <= _WIDE:
         return loss
     key = owner, device, autocast and torch.get_autocast_dtype(device)
-    key += tuple((t.dtype, t.dim()) for t in tensors)
+    key += tuple((v.dtype, v.dim()) if isinstance(v, Tensor) else None for v in inputs)
     if key not in _known:
         with torch.no_grad():
             try:

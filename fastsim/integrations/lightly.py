@@ -28,6 +28,7 @@ from lightly.loss.ntx_ent_loss import NTXentLoss as _TheirNTXentLoss
 from lightly.utils import dist
 
 from fastsim.autocast import in_autocast
+from fastsim.checks import check_alike
 from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.integrations.dtypes import function_key, in_one_dtype, in_their_dtype
 from fastsim.integrations.overrides import Hooked, is_plain, no_fused_form, replaced
@@ -103,6 +104,7 @@ class NTXentLoss(_TwoViews, _TheirNTXentLoss, hooks=()):
     def fused(self, out0, out1, sides):
         if any(self.memory_bank.size):
             return self._with_bank(*sides)
+        check_alike("out1", out1, "out0", out0, rows=True)
         if not self.is_gathered():
             images = torch.arange(len(out0), device=out0.device).repeat(2)
             return nt_xent(torch.cat([out0, out1]), images, temperature=self.temperature)
@@ -126,6 +128,7 @@ class DCLLoss(_TwoViews, _TheirDCLLoss, hooks=("_loss",)):
     """Decoupled contrastive loss of both views; arguments as lightly's loss."""
 
     def fused(self, out0, out1, sides):
+        check_alike("out1", out1, "out0", out0, rows=True)
         negative = self.log_sums(out0, out1, other_view=False)
         positive = widened(paired_cosine_similarity(out0, out1)) / self.temperature
         if self.weight_fn:

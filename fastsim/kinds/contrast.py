@@ -26,10 +26,7 @@ class MultiSimilarity(Kind):
     weights_at = (1, 3)
 
     def finish(self, tile, state):
-        return sum(
-            (softplus(lse) / scale).masked_fill_(total == 0, 0.0)
-            for _, total, lse, scale in self._sums(tile, state)
-        )
+        return sum(softplus(lse) / scale for _, _, lse, scale in self._sums(tile, state))
 
     def coefficients(self, tile, state, grad):
         """Per row: top and weight of exp(scale (s - top)) for the negatives, then for the
@@ -207,7 +204,7 @@ class Debiased(Kind):
         top, total, positive_top, positive_total, *of_weights = state
         row = self._row(tile, state)
         # dL/d log R and -dL/dz_p.
-        of_negatives = grad * row.share.masked_fill(row.low | row.none, 0.0)
+        of_negatives = grad * row.share.masked_fill(row.low, 0.0)
         of_positive = torch.where(row.low, row.least.sigmoid(), row.share)
         of_positive.masked_fill_(row.none, 0.0)
         positive = over(tile.scale * grad * of_positive, positive_total)
@@ -227,7 +224,7 @@ class Debiased(Kind):
     def scale_gradient(self, tile, state, grad):
         """The share of the rows with N at its minimum K e^-scale."""
         row = self._row(tile, state)
-        return -(grad * row.least.sigmoid()).masked_fill_(~row.low | row.none, 0.0).sum()
+        return -(grad * row.least.sigmoid()).masked_fill_(~row.low, 0.0).sum()
 
     def _row(self, tile, state):
         """The `DebiasedRow` of the state."""

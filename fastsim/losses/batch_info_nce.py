@@ -65,7 +65,10 @@ class Call:
     specification: Callable
 
     def specification_options(self, gather):
-        """The options of the specification besides scores and positives; gather: of rows."""
+        """The options of the specification besides scores and positives.
+
+        gather: a function that gathers tensors of this rank's rows, or returns them unchanged.
+        """
         pairs, exclude, guide = self.pairs, None, None
         if pairs.row_ids is not None:
             exclude = gather(pairs.row_ids), pairs.column_ids
@@ -124,18 +127,18 @@ def batch_info_nce(
     if further.present:
         parts = parts_of(further, anchors, candidates, within, pairs, guide, batch)
     call = Call(
-        anchors,
-        candidates,
-        within,
-        bias,
-        further,
-        parts,
-        pairs,
-        batch,
-        options,
-        similarity,
-        backend,
-        specification,
+        anchors=anchors,
+        candidates=candidates,
+        positives=within,
+        bias=bias,
+        further=further,
+        parts=parts,
+        pairs=pairs,
+        batch=batch,
+        options=options,
+        similarity=similarity,
+        backend=backend,
+        specification=specification,
     )
     if backend.name == "eager":
         return batch.reduce(_dense_losses(call), reduction)
@@ -143,9 +146,12 @@ def batch_info_nce(
 
 
 def _dense_losses(call):
-    """The losses (N,) from the specification; without further candidates for rows of all ranks."""
+    """The losses (N,) from the specification, for the rows of all ranks.
+
+    With further candidates they are for this rank's rows alone, as no others are compared with
+    them.
+    """
     batch, further, more = call.batch, call.further, None
-    # Further candidates are compared with this rank's rows alone.
     gather = (lambda rows: rows) if further.present else batch.gather_rows
     columns = batch.gather_columns(call.candidates)
     scores = dense_scores(gather(call.anchors), columns, call.backend, call.similarity)

@@ -109,10 +109,10 @@ def cosent_matrix(
     check_similarity(similarity)
     skip = "lower" if y is None else "nothing"
     pairs = parse_own_targets(targets, x, x if y is None else y, group, skip=skip)
-    named = unknown = None
     if levels is not None:
         levels = _checked_levels(levels, x)
-        named = levels.shape[0]
+    given_levels = None if levels is None else levels.shape[0]
+    unknown = None  # only levels that the caller gives may lack a target
     if levels is None or pairs.dense is None:
         levels = _levels(pairs, compute_dtype(x), x.device)
     else:
@@ -125,7 +125,7 @@ def cosent_matrix(
         scale=scale,
         targets=targets,
         each_pair_once=y is None,
-        levels=named,
+        levels=given_levels,
         similarity=similarity,
         backend=chosen.name,
     )
@@ -137,16 +137,7 @@ def cosent_matrix(
     if chosen.name != "eager" and levels.numel() <= chosen.most_levels:
         pairs = replace(pairs, offset=batch.first_column)
         tile = TileLoss("levels", pairs, levels=levels, cosine=similarity == "cosine")
-        loss = tile_loss(
-            tile,
-            x,
-            y,
-            scale=scale,
-            weights=None,
-            batch=batch,
-            formula=lambda scores, scale, _: _over_entries(scores, pairs, scale, "eager"),
-            backend=chosen,
-        )
+        loss = _by_levels(tile, x, y, scale, batch, chosen)
     else:
         sides = batch.gather_both(x, x if y is None else y)
         scores = dense_scores(*sides, chosen, similarity)
@@ -155,6 +146,21 @@ def cosent_matrix(
     if unknown is None:
         return loss
     return loss + torch.zeros_like(loss).masked_fill(batch.total(unknown) > 0, torch.nan)
+
+
+def _by_levels(tile, x, y, scale, batch, backend):
+    """The loss from the sums of each level, by the passes of the engine."""
+    pairs = tile.pairs
+    return tile_loss(
+        tile,
+        x,
+        y,
+        scale=scale,
+        weights=None,
+        batch=batch,
+        formula=lambda scores, scale, _: _over_entries(scores, pairs, scale, "eager"),
+        backend=backend,
+    )
 
 
 class CoSENTMatrix(LossModule):
@@ -190,6 +196,7 @@ def cosent_matrix_from_scores(
 
 
 def _over_entries(scores, pairs, scale, backend):
+    """CoSENT of the entries of scores (N, M) that count, as one list."""
     targets = dense_targets(pairs, *scores.shape, compute_dtype(scores), scores.device)
     scores = _entries(as_float(scores), pairs)
     if not scores.numel():
@@ -225,8 +232,9 @@ def _checked_levels(levels, x):
 
 
 def _unknown(dense, levels):
-    """() int64: the number of targets that are not among the levels, plus the number of levels that
-    are not above the one before. Does not wait for the device.
+    """How many targets are not among the levels, plus how many levels do not ascend: () int64.
+
+    Does not wait for the device.
     """
     count = (~(levels.diff() > 0)).sum()
     for band in _bands(dense):

@@ -102,50 +102,61 @@ def full_triplet(
         return batch.reduce(losses, reduction)
     weights = batch.row_weights(reduction, anchors)
     tile = TileLoss(f"{mining}_triplet", pairs, margin=margin)
-    shape = anchors.shape[0], batch.columns, anchors.shape[1]
-    # A learnt margin, a ring, or symbolic sizes of torch.export need the general way below.
-    plain = (
-        not batch.ring
-        and not isinstance(margin, torch.Tensor)
-        and all(isinstance(n, int) for n in shape)
+    if not _one_call_serves(tile, anchors, positives, weights, batch, chosen):
+        terms = _terms(anchors, positives, mining, pairs, batch, chosen)
+        return batch.reduce(_hinges(*terms, margin), reduction)
+
+    def formula(scores, *_):
+        more = {"exclude": exclude, "reduction": "none"}
+        return full_triplet_from_scores(scores, **options, **more)
+
+    return tile_loss(
+        tile,
+        anchors,
+        positives,
+        scale=1,
+        weights=weights,
+        batch=batch,
+        formula=formula,
+        backend=chosen,
     )
-    self_similarity, dtype = positives is anchors, anchors.dtype
-    if plain and one_call_serves(
-        tile, *shape, self_similarity, dtype, weights, chosen, with_metrics=in_metrics()
-    ):
 
-        def formula(scores, *_):
-            more = {"exclude": exclude, "reduction": "none"}
-            return full_triplet_from_scores(scores, **options, **more)
 
-        return tile_loss(
-            tile,
-            anchors,
-            positives,
-            scale=1,
-            weights=weights,
-            batch=batch,
-            formula=formula,
-            backend=chosen,
-        )
+def _one_call_serves(tile, anchors, positives, weights, batch, backend):
+    """Whether one call of the backend computes the loss, with scores and score gradients."""
+    shape = anchors.shape[0], batch.columns, anchors.shape[1]
+    # A learnt margin, a ring, or symbolic sizes of torch.export need `_terms`.
+    if batch.ring or isinstance(tile.margin, torch.Tensor):
+        return False
+    if not all(isinstance(size, int) for size in shape):
+        return False
+    arguments = tile, *shape, positives is anchors, anchors.dtype, weights, backend
+    return one_call_serves(*arguments, with_metrics=in_metrics())
+
+
+def _terms(anchors, positives, mining, pairs, batch, backend):
+    """(the scores of the positives, the mean and the closest negative scores), (N,) each.
+
+    A pass over the scores selects the closest negatives; their gradients need no such pass.
+    """
     row_metrics = None
     if in_metrics():
         not_compiled()
         row_metrics = empty_row_metrics(anchors.shape[0], anchors.device)
     if batch.ring:
-        terms = terms_of_ring(anchors, positives, mining, pairs, batch, chosen, row_metrics)
+        terms = terms_of_ring(anchors, positives, mining, pairs, batch, backend, row_metrics)
     else:
         columns = batch.gather_columns(positives)
-        unit_x, unit_y = units(anchors, columns, chosen)
-        sides = selected_rows(anchors, unit_x, chosen), selected_rows(columns, unit_y, chosen)
+        unit_x, unit_y = units(anchors, columns, backend)
+        sides = selected_rows(anchors, unit_x, backend), selected_rows(columns, unit_y, backend)
         indices = closest_column(
-            *sides, anchors.dtype, mining == "semi-hard", pairs, chosen, row_metrics
+            *sides, anchors.dtype, mining == "semi-hard", pairs, backend, row_metrics
         )
-        terms = terms_of_rows(unit_x, unit_y, indices, pairs, chosen, batch.first_column)
+        terms = terms_of_rows(unit_x, unit_y, indices, pairs, backend, batch.first_column)
     if row_metrics is not None:
         other = None if positives is anchors else positives
-        record(row_metrics, anchors, other, cosine=True, batch=batch, backend=chosen)
-    return batch.reduce(_hinges(*terms, margin), reduction)
+        record(row_metrics, anchors, other, cosine=True, batch=batch, backend=backend)
+    return terms
 
 
 class FullTriplet(LossModule):

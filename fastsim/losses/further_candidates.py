@@ -8,6 +8,7 @@ Each part keeps one number per row; the backward pass computes its scores again.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -93,6 +94,29 @@ class Part:
     turned: bool = False
 
 
+class _Ids(NamedTuple):
+    """The ids by which a part leaves out pairs.
+
+    Without `exclude` the index of a row or column is its id, so that only the pair of a row with
+    itself is left out.
+    """
+
+    anchors: torch.Tensor  # (N,) of this rank
+    all_anchors: torch.Tensor  # of all ranks
+    positives: torch.Tensor  # (N,) of this rank
+    all_candidates: torch.Tensor  # of all ranks
+
+
+def _ids(pairs, rows, batch):
+    """The `_Ids`. rows: (N,) the indices of this rank's anchors among those of all ranks."""
+    if pairs.row_ids is None:
+        counts = batch.rows, batch.columns
+        all_rows, all_columns = (torch.arange(count, device=rows.device) for count in counts)
+        return _Ids(rows, all_rows, pairs.positives, all_columns)
+    all_rows = batch.gather_rows(pairs.row_ids)
+    return _Ids(pairs.row_ids, all_rows, pairs.column_ids[pairs.positives], pairs.column_ids)
+
+
 def parts_of(further, anchors, candidates, own, pairs, guide, batch):
     """The list of `Part`s for the directions and references.
 
@@ -100,48 +124,40 @@ def parts_of(further, anchors, candidates, own, pairs, guide, batch):
     pairs: those of anchors with candidates.
     guide: (rows (N, E), columns (M, E)) of this rank, or None; `pairs` has its thresholds.
     """
-    device = anchors.device
     count, first = anchors.shape[0], batch.own_rows.start
-    rows = torch.arange(first, first + count, device=device)
+    rows = torch.arange(first, first + count, device=anchors.device)
+    ids = _ids(pairs, rows, batch)
     anchors_as_columns = replace(batch, column_counts=batch.row_counts)
-    row_ids, column_ids = pairs.row_ids, pairs.column_ids
-    excluded = row_ids is not None
-    # Without ids the index of a row or column is its id: a row is left out against itself alone.
-    all_row_ids = (
-        batch.gather_rows(row_ids) if excluded else torch.arange(batch.rows, device=device)
-    )
-    columns = torch.arange(batch.columns, device=device)
-    positive_ids = column_ids[pairs.positives] if excluded else pairs.positives
+    in_order = pairs.distinct and len(candidates) == count  # candidate i is anchor i's positive
+    documents = candidates if in_order else take_rows(candidates, own)
 
-    def guided(rule, guide_rows, guide_columns):
+    def guided(part_pairs, guide_rows, guide_columns):
         sides = guide_rows, guide_columns, pairs.guide.thresholds
-        return replace(rule, guide=as_guide(sides, len(guide_rows), len(guide_columns), anchors))
+        checked = as_guide(sides, len(guide_rows), len(guide_columns), anchors)
+        return replace(part_pairs, guide=checked)
 
-    every = pairs.distinct and len(candidates) == count  # candidate i is the positive of anchor i
     parts = []
     if "query_to_query" in further.directions:
-        rule = Pairs(row_ids=row_ids if excluded else rows, column_ids=all_row_ids)
+        part_pairs = Pairs(row_ids=ids.anchors, column_ids=ids.all_anchors)
         if guide is not None:
-            rule = guided(rule, guide[0], batch.gather_rows(guide[0]))
-        parts.append(Part(anchors, anchors, rule, anchors_as_columns))
-    documents = candidates if every else take_rows(candidates, own)
+            part_pairs = guided(part_pairs, guide[0], batch.gather_rows(guide[0]))
+        parts.append(Part(anchors, anchors, part_pairs, anchors_as_columns))
     if "doc_to_query" in further.directions:
-        rule = Pairs(rows)
-        if excluded:
-            rule = replace(rule, row_ids=positive_ids, column_ids=all_row_ids)
+        part_pairs = Pairs(rows)
+        if pairs.row_ids is not None:
+            part_pairs = replace(part_pairs, row_ids=ids.positives, column_ids=ids.all_anchors)
         if guide is not None:
-            rule = guided(rule, guide[1][own], batch.gather_rows(guide[0]))
-        turned = all(rule is None for rule in (row_ids, guide, pairs.column_bias, batch.group))
-        parts.append(Part(documents, anchors, rule, anchors_as_columns, turned))
+            part_pairs = guided(part_pairs, guide[1][own], batch.gather_rows(guide[0]))
+        options = pairs.row_ids, guide, pairs.column_bias, batch.group
+        turned = all(option is None for option in options)
+        parts.append(Part(documents, anchors, part_pairs, anchors_as_columns, turned))
     if "doc_to_doc" in further.directions:
-        rule = Pairs(
-            row_ids=positive_ids,
-            column_ids=column_ids if excluded else columns,
-            column_bias=pairs.column_bias,
+        part_pairs = Pairs(
+            row_ids=ids.positives, column_ids=ids.all_candidates, column_bias=pairs.column_bias
         )
         if guide is not None:
-            rule = guided(rule, guide[1][own], batch.gather_columns(guide[1]))
-        parts.append(Part(documents, candidates, rule, batch))
+            part_pairs = guided(part_pairs, guide[1][own], batch.gather_columns(guide[1]))
+        parts.append(Part(documents, candidates, part_pairs, batch))
     if further.references is not None:
         parts.append(Part(anchors, further.references.detach(), Pairs()))
     return parts

@@ -3,7 +3,8 @@
 With a guide the call computes its cosines of all pairs next to the scores. With further candidates
 or label smoothing it computes one softmax over the scores of all parts (further_candidates.py) side
 by side; on a GPU the torch backend uses the specification for it. A large batch computes one
-log-sum-exp of the engine per part; the overhead between them exceeds a small batch's own work.
+log-sum-exp of the engine per part; for a small batch the calls between them would take longer than
+the work itself.
 """
 
 from collections.abc import Callable
@@ -48,49 +49,55 @@ def small_info_nce(
         guide, or own negatives (N, K, D) and references (R, D), each only if present.
     formula: the specification of the loss. options: its options.
     """
-    plain = not (further.present or label_smoothing)
+    with_further = further.present or bool(label_smoothing)
     paired = guide is not None or bias is not None
-    if plain != paired:
+    if with_further == paired:
         return None
     batch = join(None, "info_nce", anchors, candidates)
     weight = batch.row_weights(reduction, anchors)
-    if plain:
+    if paired:
         tensors = anchors, candidates, *(() if bias is None else (bias,)), *(guide or ())
         if bias is not None:
-            bias = parse_bias(bias, len(candidates), anchors).new_empty(0)
-        if guide is not None:
-            relative = options["guide_strategy"] == "relative"
-            placeholders = [side.new_empty(0) for side in guide]
-            guide = Guide(*placeholders, None, float(options["guide_margin"]), relative)
-        tile = TileLoss(
-            "softmax",
-            Pairs(_places(anchors), column_bias=bias, guide=guide),
-            margin=float(options["margin"]),
-            symmetric=options["symmetric"],
-            cosine=similarity == "cosine",
-        )
+            bias = parse_bias(bias, len(candidates), anchors)
+        tile = _paired_tile(anchors, guide, bias, similarity, options)
         one_call = OneCallLoss(tile, scale, 0.0, weight, None, backend, for_metrics=True)
         small = PairedLoss(one_call, options, formula)
-        return (small, tensors) if small.serves(*tensors) else None
-    rest = options | {"reduction": reduction}
-    numbers = scale, float(options["margin"]), float(label_smoothing)
-    own, references = further.own_negatives, further.references
-    small = FurtherLoss(
-        further.directions,
-        own is not None,
-        references is not None,
-        numbers,
-        similarity,
-        weight,
-        batch,
-        backend,
-        partial(formula, **rest),
+    else:
+        small = FurtherLoss(
+            directions=further.directions,
+            has_own=further.own_negatives is not None,
+            has_references=further.references is not None,
+            numbers=(scale, float(options["margin"]), float(label_smoothing)),
+            similarity=similarity,
+            weight=weight,
+            batch=batch,
+            backend=backend,
+            formula=partial(formula, **options, reduction=reduction),
+        )
+        sides = anchors, candidates, further.own_negatives, further.references
+        tensors = [side for side in sides if side is not None]
+        # The formula records no metrics. All conditions are part of a signature
+        # (engine/prepared.py).
+        size = small.scores(*tensors)
+        by_formula = backend.leaves_further(*size, anchors.device) and not in_metrics()
+        small = small._replace(by_formula=by_formula)
+    return (small, tensors) if small.serves(*tensors) else None
+
+
+def _paired_tile(anchors, guide, bias, similarity, options):
+    """The `TileLoss` with empty tensors in the places of the guide and the bias."""
+    if guide is not None:
+        relative = options["guide_strategy"] == "relative"
+        placeholders = [side.new_empty(0) for side in guide]
+        guide = Guide(*placeholders, None, float(options["guide_margin"]), relative)
+    bias = None if bias is None else bias.new_empty(0)
+    return TileLoss(
+        "softmax",
+        Pairs(_places(anchors), column_bias=bias, guide=guide),
+        margin=float(options["margin"]),
+        symmetric=options["symmetric"],
+        cosine=similarity == "cosine",
     )
-    sides = [side for side in (anchors, candidates, own, references) if side is not None]
-    # The formula records no metrics. All conditions are part of a signature (engine/prepared.py).
-    by_formula = backend.leaves_further(*small.scores(*sides), anchors.device) and not in_metrics()
-    small = small._replace(by_formula=by_formula)
-    return (small, sides) if small.serves(*sides) else None
 
 
 def _places(anchors):
@@ -99,7 +106,7 @@ def _places(anchors):
 
 
 class PairedLoss(NamedTuple):
-    """The loss as a function of the rows and of a bias, a guide or both.
+    """The loss as a function of anchors and candidates, and a bias, a guide or both.
 
     one_call: the loss with empty tensors in the places of bias and guide.
     formula: the specification of `info_nce`. options: its options.

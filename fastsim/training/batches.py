@@ -24,8 +24,8 @@ class UniqueBatches:
     share: whether rows of equal texts may share a batch if there are more of them than batches.
         With share=False they never do: full batches come first, and rows that fit in none of them
         form small ones.
-    groups: the group of each row; up to `together` rows of a group are put into one batch, so that
-        it holds positives.
+    groups: the group of each row; up to `rows_per_group` rows of a group are put into one batch,
+        so that it holds positives.
     topics: the topic of each row; batches are filled with rows of one topic, so that they hold hard
         negatives (Hofstätter et al. 2021, "Efficiently Teaching an Effective Dense Retriever with
         Balanced Topic Aware Sampling").
@@ -35,7 +35,7 @@ class UniqueBatches:
     drop_last = False
 
     def __init__(
-        self, texts, batch_size, *, seed=0, share=True, groups=None, together=4, topics=None
+        self, texts, batch_size, *, seed=0, share=True, groups=None, rows_per_group=4, topics=None
     ):
         if len(texts) == 0:
             raise ValueError("texts: wanted at least one row")
@@ -49,7 +49,7 @@ class UniqueBatches:
         self.max_uses = int(uses.max(initial=1))
         self._rows = len(self.numbers)
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
-        self._groups, self._together, self._topics = groups, together, topics
+        self._groups, self._rows_per_group, self._topics = groups, rows_per_group, topics
         self._share, self._first_epoch = share, None
         self._count = math.ceil(self._rows / batch_size)
         if not share and self._has_repeated.any():
@@ -112,7 +112,7 @@ class UniqueBatches:
                 rows = [row for group in _grouped(self._groups, rows) for row in group]
             return self._cut(_grouped(self._topics, rows), self.batch_size), []
         if self._groups is not None:
-            return self._cut(_grouped(self._groups, order.tolist()), self._together), []
+            return self._cut(_grouped(self._groups, order.tolist()), self._rows_per_group), []
         repeated = self._has_repeated[order]
         return [[row] for row in order[repeated].tolist()], order[~repeated].tolist()
 

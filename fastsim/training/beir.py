@@ -13,7 +13,7 @@ from fastsim.dot_products import as_cosines
 from fastsim.scores import top_k
 from fastsim.training.data import DataError
 from fastsim.training.evaluation import check_vectors
-from fastsim.training.rows import check_file, delimited_rows, named_rows, sound
+from fastsim.training.rows import check_file, delimited_rows, named_rows, raise_malformed
 from fastsim.training.similarity import similarity_of
 from fastsim.training.values import checked_text
 
@@ -27,7 +27,7 @@ def read_beir(folder, split="test"):
     queries = _texts(folder / "queries.jsonl", ("text",))
     file = check_file(folder / "qrels" / f"{split}.tsv")
     grades = defaultdict(dict)
-    for where, row in sound(delimited_rows(file, "tsv")):
+    for where, row in raise_malformed(delimited_rows(file, "tsv")):
         if where == "line 1" and row[-1].strip().lower() == "score":
             continue
         try:
@@ -55,7 +55,7 @@ def read_beir(folder, split="test"):
 def _texts(path, fields, may_be_empty=False):
     """{id: the texts of the fields, joined}. may_be_empty: as some documents of FiQA in BEIR."""
     texts = {}
-    for where, row in sound(named_rows(check_file(path), "jsonl")):
+    for where, row in raise_malformed(named_rows(check_file(path), "jsonl")):
         parts = [
             checked_text(row[field], field, path, where)
             for field in fields
@@ -68,7 +68,7 @@ def _texts(path, fields, may_be_empty=False):
                 f"{path}, {where}: wanted _id and {fields[-1]}, got {names or 'nothing'}"
             )
         if str(row["_id"]) in texts:
-            raise DataError(f"{path}, {where}: the _id {row['_id']!r} is there twice")
+            raise DataError(f"{path}, {where}: wanted each _id once, got {row['_id']!r} twice")
         texts[str(row["_id"])] = " ".join(parts).strip()
     return texts
 

@@ -18,7 +18,7 @@ def parse_columns(columns):
         if not is_role(role):
             raise DataError(f"columns: wanted names in {describe()}, got {role!r}")
         if named.count(role) > 1:
-            raise DataError(f"columns: {role!r} is named twice")
+            raise DataError(f"columns: wanted each name once, got {role!r} twice")
     mapped = [name is not None for _, name in roles]
     if any(mapped) and not all(mapped):
         raise DataError(
@@ -35,7 +35,7 @@ def check_header(header, used, path):
     """`DataError` if the header has one of the used names twice."""
     for name in used:
         if header.count(name) > 1:
-            raise DataError(f"{path}, line 1: column {name!r} is there twice")
+            raise DataError(f"{path}, line 1: wanted each column once, got {name!r} twice")
 
 
 def select(header, roles, path):
@@ -47,7 +47,7 @@ def select(header, roles, path):
     missing = [name for _, name in used if name not in header]
     if missing:
         raise DataError(
-            f"{path}: no column {', '.join(missing)}; it has {', '.join(header)}"
+            f"{path}: wanted the columns {', '.join(missing)} too, got {', '.join(header)}"
             f"{other_delimiter(header)}"
         )
     return {role: header.index(name) for role, name in used}
@@ -70,8 +70,8 @@ def check_no_header(names, roles, second, path):
     if any(role in names for role in used):
         missing = [role for role in used if role not in names]
         raise DataError(
-            f"{path}, line 1: no column {', '.join(missing)}; it has {', '.join(names)}. Map them"
-            " with --columns COLUMN=NAME,..., or use --no-header"
+            f"{path}, line 1: wanted the columns {', '.join(missing)} too, got {', '.join(names)}."
+            " Map them with --columns COLUMN=NAME,..., or use --no-header"
         )
     if looks_like_a_header(names, second):
         pairs = zip((role for role, _ in roles), names, strict=False)

@@ -23,7 +23,7 @@ from fastsim.training.rows import (
     kind_of,
     lines,
     named_rows,
-    sound,
+    raise_malformed,
     suffix_of,
     width_fault,
 )
@@ -103,13 +103,12 @@ def _read_into(store, paths, reading, bad, say):
             opened = open_tables(file, file_kind, roles)
         else:
             opened = open_named(file, file_kind, roles)
-        places, parts, names = opened
         try:
-            layout = format_of(places)
+            layout = format_of(opened.places)
         except ValueError as error:
-            raise DataError(f"{file}: {header_fault(error, names)}") from error
-        used = [places[column] for column in layout.columns]
-        if unused := [name for place, name in enumerate(names) if place not in used]:
+            raise DataError(f"{file}: {header_fault(error, opened.header)}") from error
+        used = [opened.places[column] for column in layout.columns]
+        if unused := [name for place, name in enumerate(opened.header) if place not in used]:
             say(f"{file}: columns not used: {', '.join(unused)}")
         if last is not None and layout != last:
             raise DataError(
@@ -119,16 +118,16 @@ def _read_into(store, paths, reading, bad, say):
         last = layout
         store.begin(layout)
         count = store.rows
-        for part in parts(file, layout, bad):
+        for part in opened.parts(file, layout, bad):
             store.add(part)
         if store.rows == count:
-            raise DataError(f"{file}: no rows")
+            raise DataError(f"{file}: wanted at least one row, got none")
     return last
 
 
 def _named_fields(path, kind, delimiter, header):
     """(where, {column: field}) of each row of a CSV or TSV file; without header: `text`."""
-    rows = sound(delimited_rows(path, kind, delimiter if kind == "csv" else None))
+    rows = raise_malformed(delimited_rows(path, kind, delimiter if kind == "csv" else None))
     names = ["text"]
     if header is not False:
         names = [field.strip() for field in next(rows, (None, []))[1]]
@@ -159,13 +158,13 @@ def read_corpus(path, *, kind=None, delimiter=None, header=None):
         elif kind in ("csv", "tsv"):
             rows = _named_fields(path, kind, delimiter, header)
         else:
-            rows = sound(named_rows(path, kind))
+            rows = raise_malformed(named_rows(path, kind))
         texts = []
         for where, row in rows:
             if "text" not in row:
                 names = ", ".join(map(str, row)) or "nothing"
-                raise DataError(f"{path}, {where}: no column text; it has {names}")
+                raise DataError(f"{path}, {where}: wanted a column text, got {names}")
             texts.append(checked_text(row["text"], "text", path, where))
     if not texts:
-        raise DataError(f"{path}: no texts")
+        raise DataError(f"{path}: wanted at least one text, got none")
     return texts

@@ -148,33 +148,13 @@ class Objective(nn.Module):
         self.name, self.classes, self.learn = name, tuple(classes), tuple(learn)
         self.options = dict(options or {})
         self.group, self.widths = group, tuple(widths)
-        if self.widths and name == "classification":
-            raise ValueError(
-                "matryoshka: cannot be combined with the loss classification"
-                f" (got widths {self.widths})"
-            )
+        # Whether the loss of a row uses no other row: each process computes that of its own rows.
         self.pairwise = name in ("cosine_regression", "triplet_margin", "classification")
         if name == "classification":
-            if self.options:
-                names = ", ".join(self.options)
-                raise ValueError(f"loss_options: wanted none for classification, got {names}")
+            self._check_classification()
             self.loss = losses.SoftmaxClassification(dim, len(self.classes))
         else:
-            parameters = dict(inspect.signature(spec.module).parameters)
-            parameters.pop("group", None)  # set by the trainer
-            if unknown := self.options.keys() - parameters.keys():
-                raise ValueError(
-                    f"loss_options: wanted options of {name} ({', '.join(parameters)}),"
-                    f" got {', '.join(sorted(unknown))}"
-                )
-            for option, value in self.options.items():
-                _check_type(option, value, parameters[option].default)
-            reduction = self.options.get("reduction", "mean")
-            if self.pairwise and group is not None and reduction != "mean":
-                # Each process computes the loss of its own rows; then gradients are averaged.
-                raise ValueError(
-                    f"reduction: wanted 'mean' in several processes, got {reduction!r}"
-                )
+            self._check_options(spec)
             self.loss = spec.module(**self.options)
             if not self.pairwise:
                 self.loss.group = group
@@ -184,6 +164,33 @@ class Objective(nn.Module):
             # One-dimensional, as FSDP2 cannot shard 0-d tensors.
             start = torch.tensor([float(getattr(self.loss, option))])
             self.learnt[option] = nn.Parameter(start.log() if option in _POSITIVE else start)
+
+    def _check_classification(self):
+        """Refuses options and widths, which this loss does not have."""
+        if self.widths:
+            raise ValueError(
+                "matryoshka: cannot be combined with the loss classification"
+                f" (got widths {self.widths})"
+            )
+        if self.options:
+            names = ", ".join(self.options)
+            raise ValueError(f"loss_options: wanted none for classification, got {names}")
+
+    def _check_options(self, spec):
+        """Refuses options that the loss does not have, or of a wrong type."""
+        parameters = dict(inspect.signature(spec.module).parameters)
+        parameters.pop("group", None)  # set by the trainer
+        if unknown := self.options.keys() - parameters.keys():
+            raise ValueError(
+                f"loss_options: wanted options of {self.name} ({', '.join(parameters)}),"
+                f" got {', '.join(sorted(unknown))}"
+            )
+        for option, value in self.options.items():
+            _check_type(option, value, parameters[option].default)
+        reduction = self.options.get("reduction", "mean")
+        if self.pairwise and self.group is not None and reduction != "mean":
+            # Each process computes the loss of its own rows; then gradients are averaged.
+            raise ValueError(f"reduction: wanted 'mean' in several processes, got {reduction!r}")
 
     def forward(self, vectors, labels=None, exclude=None):
         """The loss of embeddings, one (N, D) tensor per text column, and labels (N,) or None.

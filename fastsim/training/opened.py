@@ -1,14 +1,12 @@
-"""Opens data files. Each function returns (places, parts, header).
-
-places: {column: its place in the header}. header: a list of names, empty if there is no header.
-parts: a function parts(path, format, bad) that yields the checked columns of some rows at a time.
-bad: a list for the faults of skipped rows; None: a fault is raised.
+"""Opens data files: finds their columns, and reads their rows in parts.
 
 A row is (where, values), or (where, `DataError`) if it is malformed.
 """
 
 import functools
 import itertools
+from collections.abc import Callable
+from typing import NamedTuple
 
 from fastsim.training.blocks import delimited_tables
 from fastsim.training.columns import check_no_header, select
@@ -27,12 +25,26 @@ from fastsim.training.values import checked_rows
 _PART = 10_000  # rows checked and written at a time
 
 
+class Opened(NamedTuple):
+    """An open data file.
+
+    places: {column: its place in the header}.
+    parts: a function parts(path, format, bad) that yields the checked columns of some rows at a
+        time. bad: a list for the faults of skipped rows; None: a fault is raised.
+    header: the names of all columns; empty without a header.
+    """
+
+    places: dict
+    parts: Callable
+    header: list
+
+
 def open_delimited(path, kind, roles, delimiter, header, say):
     """Open a CSV or TSV file. say: called if the first line is taken to be a row, not a header."""
     rows = delimited_rows(path, kind, delimiter)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{path}: no rows")
+        raise DataError(f"{path}: wanted at least one row, got none")
     if isinstance(first[1], DataError):  # it may be the header
         raise first[1]
     names = [field.strip() for field in first[1]]
@@ -56,7 +68,7 @@ def open_delimited(path, kind, roles, delimiter, header, say):
     used = list(places.values())
     tables = delimited_tables(path, kind, delimiter, width, used, skip=headers)
     rows = _select_places(path, rows, used, width)
-    return places, functools.partial(_delimited_parts, places, tables, rows), names
+    return Opened(places, functools.partial(_delimited_parts, places, tables, rows), names)
 
 
 def _select_places(path, rows, places, width):
@@ -71,7 +83,7 @@ def open_named(path, kind, roles):
     rows = named_rows(path, kind)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{path}: no rows")
+        raise DataError(f"{path}: wanted at least one row, got none")
     if isinstance(first[1], DataError):  # it should name the columns
         raise first[1]
     header = list(first[1])
@@ -79,7 +91,7 @@ def open_named(path, kind, roles):
     keys = [header[place] for place in places.values()]
     known = set(header) if roles is None else None
     rows = _select_keys(path, keys, itertools.chain([first], rows), known)
-    return places, functools.partial(_row_parts, list(places), rows), header
+    return Opened(places, functools.partial(_row_parts, list(places), rows), header)
 
 
 def _select_keys(path, keys, rows, known=None):
@@ -109,11 +121,12 @@ def open_tables(path, kind, roles):
     tables = hub_tables(path) if kind == "hub" else parquet_tables(path)
     first = next(tables, None)
     if first is None:
-        raise DataError(f"{path}: no rows")
+        raise DataError(f"{path}: wanted at least one row, got none")
     header = first.column_names
     places = select(header, roles, path)
     keys = {name: header[place] for name, place in places.items()}
-    return places, functools.partial(_table_parts, keys, itertools.chain([first], tables)), header
+    parts = functools.partial(_table_parts, keys, itertools.chain([first], tables))
+    return Opened(places, parts, header)
 
 
 # ---- parts ----

@@ -349,23 +349,10 @@ def _numeric_labels(options, train, layout, classes, cross):
         return train
     values = train[layout.label][:]
     if layout.name == "scored pairs":
-        if options.score_range is not None:
-            low, high = options.score_range
-            if not low <= min(values) <= max(values) <= high:
-                raise DataError(
-                    f"score: wanted scores in --score-range {low:g},{high:g}, got {min(values):g}"
-                    f" to {max(values):g}"
-                )
-            values = [(value - low) / (high - low) for value in values]
-        bounds = (0, 1) if cross else (-1, 1)
-        bounded = options.loss in ("cosine_regression", "cross_entropy", "regression")
-        if bounded and not bounds[0] <= min(values) <= max(values) <= bounds[1]:
-            raise DataError(
-                f"score: wanted scores in {list(bounds)} for {options.loss}, got {min(values):g} to"
-                f" {max(values):g}; --score-range LOW,HIGH maps them to [0, 1]"
-            )
-        if options.score_range is None:
+        scores = _scores(options, values, cross)
+        if scores is values:
             return train
+        values = scores
     elif cross:
         if not evaluation.is_binary(values):
             some = ", ".join(sorted({str(value) for value in values})[:5])
@@ -377,6 +364,26 @@ def _numeric_labels(options, train, layout, classes, cross):
         values = [number[value] for value in values]
     # An array, since `datasets` hashes a list number by number.
     return train.remove_columns(layout.label).add_column(layout.label, np.array(values))
+
+
+def _scores(options, scores, cross):
+    """The scores mapped from `score_range` to 0..1, unchanged without it; checked for the loss."""
+    if options.score_range is not None:
+        low, high = options.score_range
+        if not low <= min(scores) <= max(scores) <= high:
+            raise DataError(
+                f"score: wanted scores in --score-range {low:g},{high:g}, got {min(scores):g}"
+                f" to {max(scores):g}"
+            )
+        scores = [(score - low) / (high - low) for score in scores]
+    lowest, highest = (0, 1) if cross else (-1, 1)
+    is_bounded = options.loss in ("cosine_regression", "cross_entropy", "regression")
+    if is_bounded and not lowest <= min(scores) <= max(scores) <= highest:
+        raise DataError(
+            f"score: wanted scores in [{lowest}, {highest}] for {options.loss}, got"
+            f" {min(scores):g} to {max(scores):g}; --score-range LOW,HIGH maps them to [0, 1]"
+        )
+    return scores
 
 
 def _classifier(objective):

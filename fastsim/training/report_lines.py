@@ -13,39 +13,59 @@ _SAMPLED = 1000  # rows whose texts the header describes
 
 def header(options, task, processes):
     """Lines that describe the model, the data and the training."""
-    parameters = sum(parameter.numel() for parameter in task.model.parameters())
+    idle = idle_gpus(task.encoder.device, processes)
+    unsearched = None if task.cross else unsearched_prompts(task.encoder)
+    return [
+        f"device   {_device(task.encoder.device)}, {options.precision},"
+        f" {counted(processes, 'process', 'processes')}",
+        *([idle] if idle else []),
+        f"model    {options.model}: {_model(task)}",
+        f"data     {counted(len(task.train), 'row')}, {task.layout.name}"
+        f" ({', '.join(task.layout.columns)}); {_text_lengths(task)}",
+        f"batches  {_batches(options, task)}",
+        f"loss     {options.loss}{_loss_values(task)}, backend {_backend(task.encoder.device)}",
+        *([f"prompts  {unsearched}"] if unsearched else []),
+    ]
+
+
+def _device(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
+    return f"CPU{threads}"
+
+
+def _model(task):
+    parameters = sum(p.numel() for p in task.model.parameters())
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
-    steps, count, size = planned_steps(options, task)
+    text = f"{parameters / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained"
+    if task.cross:
+        return text
+    return f"{text}, width {task.encoder.dim}, {task.encoder.pooling} pooling"
+
+
+def _text_lengths(task):
     rows = task.train.select(range(min(_SAMPLED, len(task.train))))
     lengths = sorted(len(text) for name in task.layout.texts for text in rows[name])
     sampled = f" in the first {len(rows):,} rows" if len(rows) < len(task.train) else ""
-    device = task.encoder.device
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
-    loss = ", ".join(f"{name}={_shown(value)}" for name, value in task.loss_values().items())
-    micro = ""
+    return (
+        f"texts of {lengths[len(lengths) // 2]} characters (median), {lengths[-1]} at most{sampled}"
+    )
+
+
+def _batches(options, task):
+    steps, count, size = planned_steps(options, task)
+    text = f"{count:,} of {counted(size, 'row')}"
+    if options.accumulate > 1:
+        text += f", {options.accumulate} accumulated per step"
     if options.micro_batch_size:
-        micro = f", {counted(options.micro_batch_size, 'text')} encoded at a time"
-    accumulated = f", {options.accumulate} accumulated per step" if options.accumulate > 1 else ""
-    idle = idle_gpus(device, processes)
-    unsearched = None if task.cross else unsearched_prompts(task.encoder)
-    return [
-        f"device   {where}{threads}, {options.precision},"
-        f" {counted(processes, 'process', 'processes')}",
-        *([idle] if idle else []),
-        f"model    {options.model}: {parameters / 1e6:.1f} M parameters,"
-        f" {trained / 1e6:.1f} M trained"
-        + ("" if task.cross else f", width {task.encoder.dim}, {task.encoder.pooling} pooling"),
-        f"data     {counted(len(task.train), 'row')}, {task.layout.name}"
-        f" ({', '.join(task.layout.columns)}); texts of {lengths[len(lengths) // 2]} characters"
-        f" (median), {lengths[-1]} at most{sampled}",
-        f"batches  {count:,} of {counted(size, 'row')}{accumulated}{micro};"
-        f" {counted(steps, 'step')}",
-        f"loss     {options.loss}"
-        + (f" ({loss})" if loss else "")
-        + f", backend {_backend(device)}",
-        *([f"prompts  {unsearched}"] if unsearched else []),
-    ]
+        text += f", {counted(options.micro_batch_size, 'text')} encoded at a time"
+    return f"{text}; {counted(steps, 'step')}"
+
+
+def _loss_values(task):
+    values = ", ".join(f"{name}={_shown(value)}" for name, value in task.loss_values().items())
+    return f" ({values})" if values else ""
 
 
 def idle_gpus(device, processes):
@@ -85,7 +105,7 @@ class Lines(transformers.TrainerCallback):
     assumes that all batches of an epoch are equal, although some are smaller.
     """
 
-    def __init__(self, say, rows, metric=None, verbose=False):
+    def __init__(self, say, rows, metric=None, *, verbose=False):
         self.say, self.rows, self.metric, self.verbose = say, rows, metric, verbose
         self._start = None
 

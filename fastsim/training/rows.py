@@ -108,7 +108,7 @@ def dialect(kind, delimiter=None):
     return {"delimiter": delimiter, "quoting": quoting}
 
 
-def sound(rows):
+def raise_malformed(rows):
     """The rows; raises the `DataError` of the first malformed one."""
     for where, row in rows:
         if isinstance(row, DataError):

@@ -154,7 +154,7 @@ def _make_trainer(options, task, arguments, output, process, say):
     if several:
         freeze_idle(task.encoder, task.features())
     transformers.set_seed(options.seed)
-    watch = Watch(options.checkpoint_minutes, several)
+    watch = Watch(options.checkpoint_minutes, several=several)
     with _tensorboard_in(output / "runs"):
         trainer = Trainer(
             model=task.model,
@@ -185,7 +185,8 @@ def _callbacks(options, task, say):
 
     callbacks = []
     if options.progress:
-        callbacks.append(Lines(say, len(task.train), task.metric, options.verbose))
+        lines = Lines(say, len(task.train), task.metric, verbose=options.verbose)
+        callbacks.append(lines)
     if options.early_stopping:
         callbacks.append(transformers.EarlyStoppingCallback(options.early_stopping))
     return callbacks
@@ -265,6 +266,7 @@ def _draw(task, result, state, folder, say):
 
 
 def _arguments(options, task, checkpoints, processes):
+    """The `TrainingArguments` of transformers. processes: their number."""
     import torch
     import transformers
 

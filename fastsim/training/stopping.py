@@ -24,7 +24,7 @@ class Watch(transformers.TrainerCallback):
     then all stop or save after the same step.
     """
 
-    def __init__(self, minutes, several=False):
+    def __init__(self, minutes, *, several=False):
         self.seconds, self.several = 60 * minutes, several
         self.signal, self._saved = 0, None
 

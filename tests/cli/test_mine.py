@@ -73,7 +73,11 @@ def test_mine_leaves_out_pairs_and_says_so(tuples, tmp_path):
         assert said == (left_out == 7)
     output = tmp_path / "none.jsonl"
     result = run(*command, "--output", output, "--margin", 3, "--count", 1)
-    one_line(result, 2, "pairs: none of 24 has 1 negative within the limits; widen --first")
+    one_line(
+        result,
+        2,
+        "pairs: wanted at least one pair with 1 negative within the limits, got none of",
+    )
     assert not output.exists()
 
 
@@ -139,7 +143,11 @@ def test_mine_takes_ranks_beyond_the_corpus(tuples, tmp_path):
         output = tmp_path / f"{first}.jsonl"
         result = run(*command, "--output", output, "--first", first, "--last", 10**21)
         assert result.exit_code == code, result.output
-    one_line(result, 2, "pairs: none of 24 has 1 negative within the limits; widen --first")
+    one_line(
+        result,
+        2,
+        "pairs: wanted at least one pair with 1 negative within the limits, got none of",
+    )
 
 
 def test_a_folder_that_takes_no_file_is_told_before_the_work(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_file_of_options_a_dry_run_and_the_run(tuples, tmp_path):
     assert (encoder.encode_query(texts) - before.encode_query(texts)).abs().max() > 0
     config.write_text("no-such-option: 1\n")
     result = train(tuples, out, "--config", config, loss="info_nce")
-    assert "no option 'no-such-option'" in result.stderr
+    assert "wanted options of fastsim train, got 'no-such-option'" in result.stderr
 
 
 @pytest.mark.parametrize(

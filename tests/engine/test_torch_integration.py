@@ -27,7 +27,7 @@ def recorded(monkeypatch):
     """Every call of an operator of ours while a loss runs: (operator, arguments)."""
     calls = []
     # A small loss is no operator, but where something traces.
-    monkeypatch.setattr(one_call_loss, "without_operator", lambda *_, **__: False)
+    monkeypatch.setattr(one_call_loss, "needs_no_operator", lambda *_, **__: False)
     monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: False)
 
     def record(module, name):

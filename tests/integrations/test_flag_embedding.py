@@ -91,6 +91,34 @@ def test_flag_embedding_across_devices(flag, passages, monkeypatch):
     assert torch.equal(own[1], losses[1]._compute_cross_device_neg_loss(*sides, None, scores)[1])
 
 
+METHODS = "_compute_in_batch_neg_loss", "_compute_cross_device_neg_loss"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_flag_embedding_of_other_scores(flag, method):
+    """Their code computes it, with the options of the function of scores."""
+
+    def scores(queries, passages, *, factor):
+        return -factor * torch.cdist(queries, passages)
+
+    sides = pairs(2)
+    losses = [getattr(across(kind), method) for kind in patched(flag)]
+    values = [loss(*sides, compute_score_func=scores, factor=0.3)[1] for loss in losses]
+    assert torch.equal(*values)
+
+
+DECODERS = {"base": "BiDecoderOnlyEmbedderModel", "icl": "BiDecoderOnlyEmbedderICLModel"}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_flag_embedding_of_decoders_is_fused(flag, kind, monkeypatch):
+    theirs = alone(monkeypatch, f"FlagEmbedding.finetune.embedder.decoder_only.{kind}.modeling")
+    ours = across(getattr(theirs, DECODERS[kind]), temperature=0.1)
+    sides = pairs(2)
+    found, wanted = flag[1].in_batch_loss(ours, *sides), ours._compute_in_batch_neg_loss(*sides)
+    torch.testing.assert_close(found[1], wanted[1])  # a warning would be an error
+
+
 def test_flag_embedding_across_devices_is_fused(flag, monkeypatch):
     losses = [across(kind) for kind in patched(flag)]
     monkeypatch.setattr(flag[1], "cross_entropy", lambda *given, **named: torch.tensor(7.0))

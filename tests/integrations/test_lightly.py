@@ -56,6 +56,15 @@ def test_lightly(lightly, name, options):
     torch.testing.assert_close(getattr(ours, name)(**options)(*one), getattr(theirs, name)()(*one))
 
 
+@pytest.mark.parametrize("name", ["NTXentLoss", "DCLLoss", "DCLWLoss"])
+def test_views_that_are_not_alike(lightly, name):
+    loss, view = getattr(lightly[0], name)(), of(ROWS, WIDTH, seed=1)
+    with pytest.raises(ValueError, match=f"out1: wanted {ROWS} rows, as many as out0"):
+        loss(view, view[1:])
+    with pytest.raises(ValueError, match=f"out1: wanted width {WIDTH}, that of out0"):
+        loss(view, view[:, 1:])
+
+
 @pytest.mark.parametrize("name", ["NTXentLoss", "DCLLoss"])
 def test_a_temperature_below_zero(lightly, name):
     """Theirs takes any but 0."""
@@ -183,6 +192,18 @@ def test_what_a_memory_bank_holds(lightly):
         assert torch.equal(banks[0].bank, banks[1].bank)
         assert torch.equal(banks[0].bank_ptr, banks[1].bank_ptr)
         assert not torch.equal(banks[0].bank, before)
+
+
+@pytest.mark.parametrize("learns", [(True, False), (False, True)])
+def test_the_first_view_says_whether_a_batch_comes_in(lightly, learns):
+    """The second may come from a model that does not learn, as in MoCo."""
+    losses = with_banks(lightly)
+    before = losses[0].memory_bank.bank.clone()
+    for loss in losses:
+        loss(*(of(ROWS, WIDTH, seed=4 + i).requires_grad_(each) for i, each in enumerate(learns)))
+    banks = [loss.memory_bank.bank for loss in losses]
+    assert torch.equal(*banks)
+    assert torch.equal(banks[0], before) != learns[0]
 
 
 def test_a_memory_bank_under_autocast(lightly):

@@ -299,6 +299,25 @@ def test_what_theirs_refuses(name):
         loss(x, labels + CLASSES)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_labels_of_other_dtypes(name, dtype):
+    """Bytes are no mask, even if there are as many rows as classes."""
+    x, labels = batch(CLASSES)
+    labels, loss = labels.clamp(min=1), made(losses, name)
+    assert torch.equal(loss(x, labels.to(dtype)), loss(x, labels))
+
+
+def test_proxies_leave_out_labels_of_no_class():
+    """In their ProxyNCALoss; refused in ours."""
+    x, labels = batch()
+    labels[:3] = torch.tensor([CLASSES, -1, CLASSES])
+    loss = made(their_losses, "ProxyNCALoss")
+    torch.testing.assert_close(loss(x, labels), loss(x[3:], labels[3:]))
+    with pytest.raises(ValueError, match=rf"labels: wanted .*{CLASSES}"):
+        made(losses, "ProxyNCALoss")(x, labels)
+
+
 def test_a_probability_that_rounds_to_zero():
     """ProxyNCALoss of theirs leaves such a row out; its loss is the largest of all."""
     proxies = torch.eye(2, WIDTH)

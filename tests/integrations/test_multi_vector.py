@@ -173,6 +173,26 @@ def of_pylate(form, pylate):
     return theirs, ours, (q, d), (q_mask, d_mask)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_dtypes_of_pylate(form, dtype, pylate):
+    """Masked too, and a mask of integers is the same mask."""
+    theirs, ours, sides, masks = of_pylate(form, pylate)
+    sides = [side.to(dtype) for side in sides]
+    truth = theirs(*(side.double() for side in sides), *masks)
+    for given in (masks, [mask.long() for mask in masks]):
+        mine, peer = (scores(*sides, *given) for scores in (ours, theirs))
+        assert mine.dtype == peer.dtype == dtype
+        torch.testing.assert_close(mine, truth.to(dtype))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_of_tokens_are_pylates(form, pylate):
+    theirs, ours, sides, masks = of_pylate(form, pylate)
+    weights = [torch.rand(mask.shape) for mask in masks]
+    assert torch.equal(ours(*sides, *weights), theirs(*sides, *weights))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_arrays_of_pylate(form, pylate):
     theirs, ours, sides, masks = of_pylate(form, pylate)
@@ -217,7 +237,7 @@ def test_a_backend_of_pylate_that_is_asked_for(form, pylate, monkeypatch):
 
     theirs, ours, sides, _ = of_pylate(form, pylate)
     monkeypatch.setattr(pylate[1], "max_sim", refused)
-    for asked in (None, "auto"):
+    for asked in (None, "auto", "AUTO"):
         with pytest.raises(AssertionError, match="ours was called"):
             ours(*sides, backend=asked)
     assert torch.equal(ours(*sides, backend="torch"), theirs(*sides))
@@ -253,3 +273,19 @@ def test_losses_of_pylate(name, pylate):
     assert type(scores) is pylate[1].ColBERTScores or scores is pylate[1].colbert_kd_scores
     other = getattr(pylate[1], name)(Given(), score_metric=len)
     assert other.score_metric is len
+
+
+def test_scores_that_a_loss_of_pylate_keeps(pylate):
+    """Ours take the place of theirs as they are, and of nothing that somebody made of them."""
+    theirs, ours = pylate
+
+    class Further(theirs.ColBERTScores):
+        """A user's scores."""
+
+    changed = theirs.ColBERTScores()
+    changed.factor = 2.0
+    for scores in (Further(), changed):
+        assert ours.Contrastive(Given(), score_metric=scores).score_metric is scores
+    for name in ("colbert_scores", "colbert_kd_scores"):
+        loss = ours.Contrastive(Given(), score_metric=getattr(theirs, name))
+        assert loss.score_metric is getattr(ours, name)

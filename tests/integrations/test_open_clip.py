@@ -24,7 +24,7 @@ pytest.importorskip(
 )
 
 import fastsim
-from fastsim.integrations import open_clip
+from fastsim.integrations import dtypes, open_clip
 from fastsim.integrations.open_clip import ClipLoss, CoCaLoss, SigLipLoss
 from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
@@ -166,6 +166,17 @@ def test_features_of_two_dtypes(name, autocast):
 
 
 @pytest.mark.parametrize("name", PAIRS)
+def test_the_dtype_does_not_depend_on_an_earlier_loss(name, monkeypatch):
+    """One whose scale was a tensor, and now its bias is."""
+    monkeypatch.setattr(dtypes, "_known", {})
+    image, text, _, _ = arguments(name, True, (), True)
+    sides = image.bfloat16(), text.bfloat16()
+    PAIRS[name]()(*sides, torch.tensor([14.3]), -7.0)
+    given = *sides, 14.3, torch.tensor([-7.0])
+    assert PAIRS[name]()(*given).dtype == getattr(peer, name)()(*given).dtype
+
+
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("read", [True, False], ids=["read", "as on a GPU"])
 @pytest.mark.parametrize("scale", [-3.0, 0.0, 14.3])
 def test_scale_of_any_sign(name, scale, read, monkeypatch):
@@ -261,6 +272,18 @@ def test_a_function_of_their_module_that_was_replaced(monkeypatch):
     with pytest.warns(UserWarning, match="gather_features has been replaced; open_clip's own"):
         value = ClipLoss()(image, text, scale)
     assert torch.equal(value, peer.ClipLoss()(image, text, scale))
+
+
+@pytest.mark.skipif(
+    "use_horovod" not in inspect.signature(peer.ClipLoss).parameters,
+    reason="an option of version 3",
+)
+def test_horovod_is_theirs():
+    image, text, scale, _ = arguments("ClipLoss", True, (), False)
+    wanted = peer.ClipLoss(use_horovod=True)(image, text, scale)
+    with pytest.warns(UserWarning, match="ClipLoss: use_horovod has no fused form; open_clip's"):
+        loss = ClipLoss(use_horovod=True)(image, text, scale)
+    assert torch.equal(loss, wanted)
 
 
 def test_a_method_of_a_subclass_that_calls_ours():

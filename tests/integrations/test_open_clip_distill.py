@@ -19,6 +19,7 @@ pytest.importorskip(
 
 import fastsim
 from fastsim.engine import one_call
+from fastsim.integrations import overrides
 from fastsim.integrations.open_clip import ClipLoss, DistillClipLoss
 from fastsim.integrations.open_clip import features as scales
 from tests.integrations import open_clip_peer
@@ -179,6 +180,10 @@ def test_a_teacher_that_learns():
     assert torch.equal(ours[1], theirs[1])
     found, wanted = (torch.autograd.grad(sum(losses), given) for losses in (ours, theirs))
     assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+    with torch.no_grad():  # nothing learns: it is fused, and a note would be an error
+        overrides._warned.clear()
+        losses = DistillClipLoss()(*given)
+    torch.testing.assert_close(losses, ours)
 
 
 def test_metrics_are_those_of_the_contrastive_loss():

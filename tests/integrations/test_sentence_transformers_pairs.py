@@ -16,6 +16,7 @@ from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.integrations import sentence_transformers as ours
+from fastsim.integrations.sentence_transformers import distillation
 from tests.integrations.sentence_transformers_peer import (
     ROWS,
     WIDTH,
@@ -93,6 +94,16 @@ def test_wrong_labels_are_refused_in_their_words():
         for package in (ours, theirs):
             with pytest.raises(ValueError, match=f"{name} expects {ROWS} labels"):
                 getattr(package, name)(Given())(features(columns), labels)
+
+
+def test_scores_of_another_shape_are_refused_in_their_words():
+    def scores(u, v):
+        return (u * v).sum(1, keepdim=True)
+
+    for package in (ours, theirs):
+        loss = package.CoSENTLoss(Given(), similarity_fct=scores)
+        with pytest.raises(ValueError, match="Labels and scores must have the same shape, got"):
+            loss(features(vectors(2)), torch.rand(ROWS))
 
 
 @pytest.mark.parametrize("loss_fct", [torch.nn.MSELoss(), torch.nn.L1Loss()])
@@ -266,6 +277,15 @@ def test_cosines_of_a_teacher_are_fused(name, monkeypatch):
     assert torch.equal(*values)
     with pytest.raises(AssertionError, match="theirs was called"):
         getattr(theirs, name)(Given(), util.pairwise_cos_sim)(features(columns), scores)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_cosines_of_rows_that_are_not_alike_are_theirs():
+    a, b = vectors(2)
+    found = distillation.pairwise_cos_sim(a.to_sparse(), b.to_sparse())
+    torch.testing.assert_close(found, util.pairwise_cos_sim(a, b))
+    found = distillation.pairwise_cos_sim(a, b[:1])
+    torch.testing.assert_close(found, util.pairwise_cos_sim(a, b[:1]))
 
 
 def test_further_columns_of_pairs():

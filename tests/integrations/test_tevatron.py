@@ -11,9 +11,11 @@ import torch
 
 import fastsim
 from fastsim.integrations import overrides
-from tests.integrations.beside import compare
+from tests.integrations.beside import compare, results
 from tests.integrations.lone_peer import ROWS, WIDTH, alone, doubling, of
 from tests.integrations.peer_names import assert_serves
+from tests.integrations.two_processes import of_each_rank
+from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 
 # What its repository has; the package has an __init__ with n_target.
@@ -88,11 +90,16 @@ def test_a_patch_of_tevatron(tevatron, monkeypatch):
     torch.testing.assert_close(value, 2 * plain)
 
 
-@pytest.fixture
-def tevatron(monkeypatch):
+def packages(monkeypatch):
+    """(ours, theirs)."""
     theirs = alone(monkeypatch, "tevatron.loss")
     sys.modules["tevatron"].loss = theirs
     return importlib.import_module("fastsim.integrations.tevatron"), theirs
+
+
+@pytest.fixture
+def tevatron(monkeypatch):
+    return packages(monkeypatch)
 
 
 def test_names_of_tevatron(tevatron):
@@ -115,6 +122,13 @@ def test_tevatron(tevatron, passages):
     assert ours(*half).dtype == theirs(*half).dtype
     with pytest.raises(ValueError, match="y: wanted"):
         ours(sides[0], sides[1][1:])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_tevatron_of_no_queries(tevatron, reduction):
+    none = torch.zeros(0, WIDTH)
+    values = [p.SimpleContrastiveLoss()(none, none, reduction=reduction) for p in tevatron]
+    torch.testing.assert_close(*values, equal_nan=True)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -189,3 +203,34 @@ def test_tevatron_refuses_what_does_not_fit(tevatron, change, message):
     given = of(ROWS, WIDTH, seed=1), of(ROWS, WIDTH, seed=2), torch.arange(ROWS)
     with pytest.raises(ValueError, match=message):
         loss(*change(*given))
+
+
+# ---- two processes ----
+
+SCALED = (True, False)
+
+
+def work(rank):
+    """The results on this rank: ours and theirs in float32, theirs in float64, how these move."""
+    found = []
+    with pytest.MonkeyPatch.context() as patches:
+        both = packages(patches)
+        sides = [of(n, WIDTH, seed=10 * rank + n) for n in (ROWS, 2 * ROWS)]
+        wide = [side.double() for side in sides]
+        for scaled in SCALED:
+            losses = [p.DistributedContrastiveLoss(2, scale_loss=scaled) for p in both]
+            assert losses[0].unfused_reason(*sides, None) is None
+            truth = functools.partial(results, losses[1])
+            of_both = [results(loss, sides, torch.float32) for loss in losses]
+            found.append((*of_both, truth(wide), conditioning(truth, wide)))
+    return found
+
+
+def test_tevatron_in_two_processes(tevatron, tmp_path):
+    eps = torch.finfo(torch.float32).eps
+    for found in of_each_rank(work, tmp_path):
+        assert len(found) == len(SCALED)
+        for case in found:
+            for mine, dense, exact, move in zip(*case, strict=True):
+                moved = eps * move
+                assert_close("", mine, exact, dense, torch.float32, moved=moved, independent=True)

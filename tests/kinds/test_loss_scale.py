@@ -17,7 +17,7 @@ from fastsim.engine import scoring
 from fastsim.engine.call import Call
 from fastsim.kinds import KINDS
 from fastsim.kinds.kind import largest
-from fastsim.pairs import Pairs
+from fastsim.pairs import Factors, Pairs
 from fastsim.tile_loss import TileLoss
 
 N, M = 6, 9
@@ -30,26 +30,36 @@ DIAGONAL, SHARED = Pairs(torch.arange(N), distinct=True), Pairs(torch.arange(N) 
 DENSE = {
     "ones": torch.ones(N, M, dtype=torch.int8),
     "least": torch.full((N, M), -128, dtype=torch.int8),
+    "both signs": 100 * (-1) ** torch.arange(1, M + 1, dtype=torch.int8).repeat(N, 1),
     "one": torch.eye(N, M, dtype=torch.bool),
     "shares": torch.rand(N, M, dtype=torch.float64).softmax(1),
 }
+SHIFTED = replace(GROUPS, row_shift=torch.linspace(-9, 1, N, dtype=torch.float64))
+FACTORS = Factors(*(3 * torch.randn(rows, 5, dtype=torch.float64) for rows in (N, M)))
 TILES = {
     "positives": TileLoss("softmax", DIAGONAL),
     "symmetric": TileLoss("softmax", DIAGONAL, symmetric=True),
     "symmetric, shared": TileLoss("softmax", SHARED, symmetric=True),
     "groups": TileLoss("softmax", NORMALISED, normalise=True),
     "groups of -1": TileLoss("softmax", GROUPS),
+    "groups of -3": TileLoss("softmax", replace(GROUPS, negative_target=-3.0)),
     "untargeted": TileLoss("softmax", Pairs(), symmetric=True),
     **{name: TileLoss("softmax", Pairs(dense=targets)) for name, targets in DENSE.items()},
     "sigmoid": TileLoss("sigmoid", GROUPS),
     "sigmoid, weighed": TileLoss("sigmoid", GROUPS, positive_weights=torch.linspace(1, 1e3, N)),
     "squared_error": TileLoss("squared_error", GROUPS),
+    "squared_error, shifted": TileLoss("squared_error", SHIFTED),
+    "squared_error, factors": TileLoss("squared_error", Pairs(factors=FACTORS)),
     "distillation": TileLoss("distillation", Pairs(dense=DENSE["shares"]), positive_scale=50.0),
     "multi_similarity": TileLoss("multi_similarity", GROUPS, positive_scale=2.0, base=0.5),
     "multi_positive": TileLoss("multi_positive", GROUPS),
     "circle": TileLoss("circle", GROUPS, margin=0.4),
     "decoupled": TileLoss("decoupled", DIAGONAL),
     "debiased": TileLoss("debiased", OWN, hardness=0.5),
+    # Most negatives are positives: what is left of the others has a large weight.
+    "debiased, priors": TileLoss(
+        "debiased", OWN, hardness=0.5, prior=torch.tensor([[0.95, M - 1.0]]).expand(N, 2)
+    ),
     "levels": TileLoss("levels", GROUPS, levels=torch.tensor([-1.0, 1.0], dtype=torch.float64)),
 }
 ROWS = {
@@ -77,12 +87,17 @@ def score_grads(tile, x, y, weights):
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", TILES)
 def test_no_score_gradient_overflows(name, rows, scale):
-    """By the bound from the weights, and by that from the coefficients; weights of any sign."""
+    """By the bound from the weights, and by that from the coefficients; weights of any sign.
+
+    Each bound is tried by itself too: a loss scale leaves room for one that is too small.
+    """
     tile = replace(TILES[name], scale=torch.tensor(scale, dtype=torch.float64))
     if rows == "equal" and name == "symmetric":
         tile = replace(tile, margin=1.0)
     x, y = ROWS[rows](N), ROWS[rows](M)
     shape = tile.loss_shape(N, M)
+    # A score that is computed again may exceed the maximum by a rounding, times the scale.
+    rounding = 1 + 4 * (1 + scale) * torch.finfo(torch.float64).eps
     for weights in (torch.ones(shape), torch.rand(shape), 1e6 * torch.randn(shape)):
         weights = weights.double()
         found, coefficients = score_grads(tile, x, y, weights)
@@ -90,6 +105,9 @@ def test_no_score_gradient_overflows(name, rows, scale):
         assert found.abs().max() * by_state <= HALF.max
         assert found.abs().max() * loss_scale(tile, weights, M) <= HALF.max
         assert by_state.log2() == by_state.log2().round()
+        of_weights = tile.record.largest_score_grad(tile, weights.abs(), M)
+        for bound in (of_weights, tile.record.largest_of(tile, coefficients, M)):
+            assert found.abs().max() <= bound * rounding
 
 
 @pytest.mark.parametrize("name", TILES)
@@ -137,6 +155,13 @@ def test_targets_that_are_shares_of_many_columns():
     assert (1 + 0.9) * loss_scale(tile, torch.ones(2), MANY) <= HALF.max
 
 
+def test_targets_of_a_part_of_the_columns():
+    """What the targets of the other columns add up to is not known."""
+    part = Pairs(dense=torch.full((2, MANY), 2.0)).of_columns(slice(0, 10))
+    tile = TileLoss("softmax", part, torch.tensor(1.0))
+    assert 2 * MANY * loss_scale(tile, torch.ones(2), MANY) <= HALF.max
+
+
 def test_groups_of_few_among_many_columns():
     groups = torch.arange(MANY) // 2
     tile = TileLoss(
@@ -145,6 +170,9 @@ def test_groups_of_few_among_many_columns():
     found = loss_scale(tile, torch.ones(MANY), MANY)
     assert found / MANY >= HALF.smallest_normal
     assert 2 * found <= HALF.max
+    # Of few rows that have many positives.
+    few = Pairs(row_groups=torch.zeros(2).long(), column_groups=torch.zeros(MANY).long())
+    assert loss_scale(replace(tile, pairs=few), torch.ones(2), MANY) * MANY <= HALF.max
     # Of columns that are a part of all, the groups are not known.
     part = replace(tile, pairs=tile.pairs.of_columns(slice(0, 10)))
     assert loss_scale(part, torch.ones(MANY), MANY) * MANY <= HALF.max

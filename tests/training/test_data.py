@@ -103,7 +103,7 @@ def test_read_corpus(tmp_path):
     for text, reason in (
         ("text\none, two\n", "line 2: wanted 1 fields, got 2"),
         ("id,text\n1\n", "line 2: wanted 2 fields, got 1"),
-        ("text,text\n1,2\n", "column 'text' is there twice"),
+        ("text,text\n1,2\n", "wanted each column once, got 'text' twice"),
     ):
         (tmp_path / "b.csv").write_text(text)
         with pytest.raises(DataError, match=reason):
@@ -112,7 +112,7 @@ def test_read_corpus(tmp_path):
     with pytest.raises(DataError, match=r"nul\.txt, line 2: text: the text holds a NUL byte"):
         read_corpus(tmp_path / "nul.txt")
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"title": "two"}\n')
-    with pytest.raises(DataError, match="line 2: no column text"):
+    with pytest.raises(DataError, match="line 2: wanted a column text"):
         read_corpus(tmp_path / "a.jsonl")
 
 
@@ -193,7 +193,7 @@ def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
         DataError, match=r"^hub:.*: the data set could not be loaded: ValueError: Unknown"
     ):
         read_data(f"hub:{folder}:no", columns=columns)
-    with pytest.raises(DataError, match=r"row 1: no column text; it has question, answer"):
+    with pytest.raises(DataError, match=r"row 1: wanted a column text, got question, answer"):
         read_corpus(f"hub:{folder}")
     with pytest.raises(DataError, match="hub:a::b: wanted hub:NAME, hub:NAME:SPLIT"):
         read_data("hub:a::b")

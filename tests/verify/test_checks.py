@@ -34,10 +34,13 @@ def test_a_backend_is_checked_by_what_it_has(monkeypatch):
         assert all(t.isfinite().all() for t in checks.outputs(one, "bare", CPU)) == one.finite
 
 
-def test_an_error_may_be_twice_that_of_the_torch_backend(monkeypatch):
+@pytest.mark.parametrize("size", [1.0, 0.01])
+def test_an_error_may_be_twice_that_of_the_torch_backend(size, monkeypatch):
     """And two roundings of the largest entry, which of a value is 1 at least."""
     problem = cases.problems("sigmoid", (5, 7, 4), torch.float32)[0]
     right = checks.outputs(problem, "eager", CPU, torch.float64)
+    right[0] = size * right[0]
+    assert (right[0] < 1) == (size < 1)
     theirs = 2.0**-20
     for place, exact in enumerate(right):
         largest = max(exact.abs().max().item(), 1.0 if place == 0 else 0.0)
@@ -141,7 +144,24 @@ def test_calls_with_fewer_gradients_are_tried(wrong, says, monkeypatch):
     assert says in fault
 
 
-@pytest.mark.parametrize("name", ["another GPU", "the same GPU", "of another program"])
+@pytest.mark.parametrize("wanted", [(), (0,), (1,)])
+def test_gradients_are_those_that_are_wanted(wanted):
+    """And no other, not of a learnt number either: a kernel may then take another way."""
+    problem = cases.problems("sigmoid", (5, 7, 4), torch.float32)[0]
+    assert problem.learnt
+    _, *grads = checks.outputs(problem, "eager", CPU, with_grad=wanted)
+    assert [place for place, grad in enumerate(grads) if grad is not None] == [*wanted]
+
+
+def test_other_layouts_are_others():
+    rows = torch.randn(5, 4)
+    for layout, stride, start in ((checks.unaligned, (5, 1), 1), (checks.by_columns, (1, 5), 0)):
+        copy = layout(rows)
+        assert torch.equal(copy, rows)
+        assert (copy.stride(), copy.storage_offset()) == (stride, start)
+
+
+@pytest.mark.parametrize("name", ["another GPU", "the same GPU", "of another program", "alone"])
 def test_a_second_device_is_one_of_the_same_kind(name, monkeypatch):
     """One that cannot serve says nothing of the first."""
     names = ("the same GPU", "another GPU" if name == "another GPU" else "the same GPU")
@@ -152,7 +172,7 @@ def test_a_second_device_is_one_of_the_same_kind(name, monkeypatch):
             raise torch.AcceleratorError("CUDA error: device is busy or unavailable")
         return empty(*size)
 
-    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "device_count", lambda: 1 if name == "alone" else 2)
     monkeypatch.setattr(cuda, "get_device_name", lambda device: names[device.index or 0])
     monkeypatch.setattr(torch, "empty", of_device)
     found = checks._other_device(torch.device("cuda:0"))

@@ -69,6 +69,19 @@ def test_equal_rows_stay_equal():
     assert 0 < (near > y).sum() < y.numel()
 
 
+def test_moves_are_root_mean_squares_of_different_draws():
+    problem, drawn = cases.problems("sigmoid", (5, 7, 4), torch.float32)[0], []
+
+    def outputs(changed, backend, device, dtype):
+        drawn.append(changed.leaves[0])
+        return [torch.tensor([0.5, 1.0 - len(drawn)])]
+
+    found = rounding.moves(problem, outputs, [torch.tensor([0.5, 1.0])], torch.float32, CPU)
+    squares = [(draw + 1) ** 2 for draw in range(rounding.DRAWS)]
+    assert found == pytest.approx([math.sqrt(sum(squares) / len(squares))])
+    assert all(not torch.equal(drawn[0], other) for other in drawn[1:])
+
+
 def test_a_lucky_peer_is_no_limit(monkeypatch):
     """An error that rounding explains is none, whatever the torch backend's; a larger one is."""
     problem = cases.problems("sigmoid", (67, 75, 200), torch.float16)[0]

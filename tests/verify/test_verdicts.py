@@ -179,6 +179,9 @@ def test_the_digest_is_of_all_that_numbers_come_from(tmp_path, monkeypatch):
 
     assert all(changes(name) for name in (*FILES, "_lib/fake.so"))
     assert not any(changes(name) for name in ("training/run.py", "cli/main.py", "_lib/other.so"))
+    before = verdicts._kernels.__wrapped__("fake")
+    (tmp_path / FILES[0]).rename(tmp_path / "backends" / "rows_of_others.py")
+    assert verdicts._kernels.__wrapped__("fake") != before  # by the name of a file alone
 
 
 def test_a_verdict_that_is_written_is_the_one_that_counts():

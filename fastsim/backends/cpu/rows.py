@@ -121,13 +121,14 @@ class Rows:
         self, grad, anchors, positives, negatives, near, far, needs_grad
     ):
         sides = anchors, positives, negatives
-        return _through_distances(grad, sides, near, far, needs_grad, None, 1.0)
+        return _through_distances(grad, sides, near, far, needs_grad, margin=None, factor=1.0)
 
     def triplet_losses_backward(
         self, grad, anchors, positives, negatives, near, far, *, needs_grad, margin, factor
     ):
         sides, factor = (anchors, positives, negatives), 1.0 if factor is None else factor
-        return _through_distances(grad, sides, near, far, needs_grad, margin, factor)
+        options = {"needs_grad": needs_grad, "margin": margin, "factor": factor}
+        return _through_distances(grad, sides, near, far, **options)
 
     def centred(self, x, y):
         x, y = x.contiguous(), None if y is None else y.contiguous()
@@ -180,13 +181,18 @@ class Rows:
         return grad_x, grad_y
 
 
-def _through_distances(grad, sides, near, far, needs_grad, *numbers):
+def _through_distances(grad, sides, near, far, needs_grad, *, margin, factor):
+    """The gradients of anchors, positives and negatives, `sides`; None where not needed.
+
+    margin: that of the losses; None if `grad` is the gradient of the distances.
+    factor: by which the losses are multiplied.
+    """
     grads = [
         side.new_empty(side.shape) if want else None
         for side, want in zip(sides, needs_grad, strict=True)
     ]
     torch.ops.fastsim_cpu.triplet_distances_backward.default(
-        grad.contiguous(), *sides, near, far, *numbers, *grads
+        grad.contiguous(), *sides, near, far, margin, factor, *grads
     )
     return grads
 

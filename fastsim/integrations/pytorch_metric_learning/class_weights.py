@@ -17,6 +17,7 @@ from fastsim.integrations.pytorch_metric_learning.their_reducers import (
     per_row,
     reduction,
 )
+from fastsim.pairs import as_ids
 from fastsim.reduce import as_float, softplus
 from fastsim.scores import paired_scores
 
@@ -35,6 +36,7 @@ class _ClassLoss(TheirDtype, unfused_reasons.Replacement):
         self.cast_types(embeddings.dtype, embeddings.device)
         rows = self.class_rows()
         check_range("labels", labels, rows.shape[0])
+        labels = as_ids(labels)  # as an index, uint8 would be a mask
         losses = self.loss_dict(embeddings, labels, indices_tuple)
         self.add_weight_regularization_to_loss_dict(losses, rows)
         return losses

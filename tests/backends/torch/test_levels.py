@@ -14,7 +14,7 @@ N, M, D = 23, 31, 6
 
 @pytest.fixture(params=["bins of the matrix", "bins of each row"])
 def scattered(request, monkeypatch):
-    monkeypatch.setattr(levels, "_meet", lambda device: request.param == "bins of each row")
+    monkeypatch.setattr(levels, "_contend", lambda device: request.param == "bins of each row")
     monkeypatch.setenv(compiled.VARIABLE, "0")
 
 

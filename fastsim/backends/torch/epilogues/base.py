@@ -37,11 +37,16 @@ def narrowed(coefficients, panel):
 
 
 def nonzero(number):
-    """Whether a number is not 0; a tensor is known not to be (`compiled.OFTEN_ZERO`)."""
+    """Whether a number is not 0.
+
+    A compiled step has tensors in place of numbers, except for those that are 0
+    (`compiled.OFTEN_ZERO`).
+    """
     return isinstance(number, torch.Tensor) or number != 0
 
 
 def wide(*parts):
+    """The tensors in the type of sums."""
     return [part.to(wide_dtype(part.device)) for part in parts]
 
 
@@ -50,17 +55,18 @@ def exp_relative(scores, top, scale, out=None):
     return torch.sub(scores, top, out=out).mul_(scale).exp_()
 
 
-def extremes(scores, dim):
+def maxima(scores, dim):
+    """The largest scores along a dimension, which is kept."""
     return scores.amax(dim, keepdim=True).clamp_(min=LOWEST)
 
 
 def exponentials(scores, scale, dim, out=None):
     """(maxima, sums of exponentials relative to them) along a dimension."""
-    top = extremes(scores, dim)
+    top = maxima(scores, dim)
     return top.squeeze(dim), exp_relative(scores, top, scale, out).sum(dim)
 
 
-def block_zero(block, matrix):
-    """The matrix with 0 at the pairs that are left out."""
+def zeroed(block, matrix):
+    """The matrix, in which the pairs that are left out are set to 0."""
     block.fill(matrix, 0)
     return matrix

@@ -4,7 +4,7 @@ from fastsim.backends.torch.epilogues.base import (
     Epilogue,
     exp_relative,
     exponentials,
-    extremes,
+    maxima,
     wide,
 )
 
@@ -12,7 +12,7 @@ from fastsim.backends.torch.epilogues.base import (
 class Distillation(Epilogue):
     def forward(self, tile, block, sums=None):
         panel, taught = block.panel, block.targets()
-        tops = extremes(panel, 1), extremes(taught, 1)
+        tops = maxima(panel, 1), maxima(taught, 1)
         shares = exp_relative(taught, tops[1], tile.positive_scale)
         # Relative to the maxima, so that large scores lose no digits.
         along = [

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import softplus
 
-from fastsim.backends.torch.epilogues.base import Epilogue, block_zero, wide
+from fastsim.backends.torch.epilogues.base import Epilogue, wide, zeroed
 
 
 class Sigmoid(Epilogue):
@@ -37,7 +37,7 @@ class Sigmoid(Epilogue):
         losses = softplus(logits.abs().neg_())
         # First max(z, 0) - label z: added alone, z would take the digits of a logarithm near 0.
         losses.add_(logits.clamp(min=0).addcmul_(labels, logits, value=-1))
-        return block_zero(block, _weighed(block, losses, labels)).sum(1)
+        return zeroed(block, _weighed(block, losses, labels)).sum(1)
 
     @staticmethod
     def _score_grads(block, logits, labels):
@@ -46,7 +46,7 @@ class Sigmoid(Epilogue):
         score_grads = logits.sigmoid_()
         score_grads.addcmul_(score_grads, labels, value=-1)
         score_grads.addcmul_(complements, labels, value=-1)
-        return block_zero(block, _weighed(block, score_grads, labels))
+        return zeroed(block, _weighed(block, score_grads, labels))
 
 
 def _weighed(block, matrix, labels):
@@ -70,7 +70,7 @@ class SquaredError(Epilogue):
 
     @staticmethod
     def _differences(block, out):
-        return block_zero(block, torch.sub(block.panel, block.targets(), out=out))
+        return zeroed(block, torch.sub(block.panel, block.targets(), out=out))
 
     @staticmethod
     def _losses(differences):

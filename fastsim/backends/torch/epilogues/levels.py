@@ -4,7 +4,7 @@ import torch
 
 from fastsim.backends.bands import bands
 from fastsim.backends.torch.block import LEFT_OUT, LOWEST
-from fastsim.backends.torch.epilogues.base import Epilogue, block_zero, exp_relative, wide
+from fastsim.backends.torch.epilogues.base import Epilogue, exp_relative, wide, zeroed
 
 FEW = 8  # up to this many levels are summed one after another; more are scattered
 
@@ -18,7 +18,7 @@ class Levels(Epilogue):
             return self._one_by_one(tile, panel, (others, block.same))
         if len(levels) <= FEW:
             targets = block.dense.to(panel.dtype)
-            masks = (block_zero(block, targets == level) for level in levels)
+            masks = (zeroed(block, targets == level) for level in levels)
             return self._one_by_one(tile, panel, masks)
         return self._scattered(tile, block)
 
@@ -69,8 +69,8 @@ def _index(tile, targets, dtype):
     return index.clamp_(max=len(tile.levels) - 1)
 
 
-def _meet(device):
-    """Whether additions to the same bin wait for one another on a device."""
+def _contend(device):
+    """Whether threads of a device wait for each other when they add to the same bin."""
     return device.type != "cpu"
 
 
@@ -80,7 +80,7 @@ def _of_band(tile, index, sides):
     index: (R, C) the levels of the pairs. sides: the scores and their negatives, both (R, C).
     On a GPU each row has its own bins, which are then added up.
     """
-    apart = _meet(index.device)
+    apart = _contend(index.device)
     rows, count = index.shape[0] if apart else 1, len(tile.levels)
     bins = (index + count * torch.arange(rows, device=index.device)[:, None]).reshape(-1)
     pairs = []

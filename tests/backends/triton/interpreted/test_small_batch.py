@@ -144,7 +144,7 @@ def test_small_panels_that_are_asked_for(served, monkeypatch):
 def test_opcheck(learnt, dtype, served, monkeypatch):
     """The operator returns what its fake says, whichever gradients are wanted."""
     calls = []
-    monkeypatch.setattr(one_call_loss, "without_operator", lambda *_, **__: False)
+    monkeypatch.setattr(one_call_loss, "needs_no_operator", lambda *_, **__: False)
     monkeypatch.setattr(autograd, "_tile", lambda *given: calls.append(given) or tile(*given))
     tensors = {"x": torch.randn(6, 9, dtype=dtype), "y": torch.randn(7, 9, dtype=dtype)}
     tensors["temperature"] = torch.tensor(0.3)
