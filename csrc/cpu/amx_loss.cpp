@@ -53,7 +53,7 @@ class OtherBands {
     void score_rows(int64_t first, int64_t count, float* scores, int64_t stride) const {
       const auto& k = kernels().of<float>();
       k.score_panels(rows + first * rows.width, rows.width, packed, columns.count, scores, stride,
-                     false, {0, count}, {0, ceil_div(columns.count, k.panel_columns)}, nullptr);
+                     false, {0, count}, {0, ceil_div(columns.count, k.panel_columns)}, {});
     }
 
     const Side<float> rows, columns;
@@ -178,20 +178,111 @@ double finish(const SplitSide& side, const SplitSide& other, const float* residu
   return sum;
 }
 
-// The largest score gradient of bfloat16 rows for which one part is enough: this share of the
-// largest that a score gradient can be.
-float small_score_grad(const Loss& loss, const float* weights, int64_t rows, float share) {
-  float largest = 0;
-  for (int64_t i = 0; i < rows; ++i) largest = std::max(largest, std::abs(weights[i]));
-  const bool of_logits = loss.kind != Kind::squared_error && loss.kind != Kind::margins;
-  const float slope = of_logits ? std::abs(float(loss.scale)) : 1;
-  return share * largest * slope;
+// What decides the roles of all pairs of the matrix, whose scores are not in memory.
+Block<float> all_pairs(const PairArguments& pairs, int64_t rows, int64_t columns) {
+  Block<float> all{};
+  all.rows = rows;
+  all.columns = columns;
+  take_pairs(pairs, all);
+  check_positives(all);
+  return all;
 }
 
 // Whether a loss can take its scores block by block, without whole rows.
 bool takes_blocks(Kind kind) {
   return kind == Kind::softmax || kind == Kind::sigmoid || kind == Kind::squared_error;
 }
+
+// How a loss goes over its scores.
+struct Passes {
+  bool needs_whole_rows;  // whether the loss cannot take its scores block by block
+  bool whole_rows;        // whether the scores of whole rows are in memory at once
+  bool two;               // whether a second pass over all blocks follows the first
+};
+
+// stripe: the columns that are packed at a time. from_others: whether the loss depends on other
+// scores too, a guide's or a teacher's.
+Passes passes_of(const RowLosses<float>& losses, bool from_others, int64_t columns,
+                 int64_t stripe) {
+  const Loss& loss = losses.loss;
+  const bool needed = !takes_blocks(loss.kind) || from_others || losses.changes_scores();
+  STD_TORCH_CHECK(!needed || (columns <= stripe && !loss.symmetric),
+                  "fastsim: kind: wanted a loss of whole rows, of no more columns than a stripe");
+  const bool softmax = loss.kind == Kind::softmax;
+  const bool whole_rows = needed || (softmax && !loss.symmetric && columns <= stripe);
+  return {needed, whole_rows, !whole_rows && softmax && loss.score_grad};
+}
+
+// The largest score gradient of bfloat16 rows for which one part is enough: a share (amx.h) of the
+// largest that a score gradient can be. A row with several targets, or with a teacher's, may have
+// no score gradient that is nearly as large as that.
+float small_score_grad(const Block<float>& all, const RowLosses<float>& losses,
+                       const Passes& passes) {
+  const Loss& loss = losses.loss;
+  const float* const weights = losses.row_inputs.weights;
+  float largest = 0;
+  for (int64_t i = 0; i < all.rows; ++i) largest = std::max(largest, std::abs(weights[i]));
+  const bool of_logits = loss.kind != Kind::squared_error && loss.kind != Kind::margins;
+  const float slope = of_logits ? std::abs(float(loss.scale)) : 1;
+  const bool one_target =
+      loss.kind == Kind::softmax ? one_positive(all) : takes_blocks(loss.kind);
+  const float share = one_target && !passes.needs_whole_rows ? kSmallInOneCall : kSmallShare;
+  return share * largest * slope;
+}
+
+// The sums of the residuals (amx.h) of each row and of each column.
+class ResidualSums {
+ public:
+  // any: whether there are residuals.
+  ResidualSums(bool any, int64_t rows, int64_t columns)
+      : sums_(any ? rows + columns : 0), rows_(any ? sums_.data() : nullptr),
+        columns_(any ? rows_ + rows : nullptr) {}
+
+  // Null if there are no residuals.
+  float* rows() const { return rows_; }
+  float* columns() const { return columns_; }
+
+ private:
+  std::vector<float> sums_;
+  float *const rows_, *const columns_;
+};
+
+// What the operator writes; null: not wanted. grad_x (N, D), grad_y (M, D), total (), parameters
+// (2,): the derivatives by scale and bias.
+struct Outputs {
+  Outputs(const Tensor& x, const Tensor& y, const Optional& x_grad, const Optional& y_grad,
+          const Tensor& loss, const Optional& parameter_grads)
+      : grad_x(output<float>(x_grad, "grad_x", x.size(0) * x.size(1))),
+        grad_y(output<float>(y_grad, "grad_y", y.size(0) * y.size(1))),
+        total(output<float>(loss, "total", 1)),
+        parameters(output<double>(parameter_grads, "parameters", 2)) {}
+
+  // Writes the results of a loss without pairs, in which every sum is 0.
+  void write_zeros(const SplitSide& rows, const SplitSide& columns) const {
+    if (grad_x) std::fill_n(grad_x, rows.count * rows.width, 0.0f);
+    if (grad_y) std::fill_n(grad_y, columns.count * columns.width, 0.0f);
+    *total = 0;
+    if (parameters) std::fill_n(parameters, 2, 0.0);
+  }
+
+  // Writes all results. The gradients hold the sums of `BandScores`.
+  void write(const Result& result, const SplitSide& rows, const SplitSide& columns,
+             const ResidualSums& residuals, double scale, bool scale_grad) const {
+    double dot_sum = 0;
+    if (grad_x) dot_sum = finish(rows, columns, residuals.rows(), grad_x);
+    if (grad_y) {
+      transpose_blocks(grad_y, columns.count, columns.width);
+      dot_sum = finish(columns, rows, residuals.columns(), grad_y);
+    }
+    *total = float(result.loss);
+    if (!parameters) return;
+    parameters[0] = scale_grad ? double(result.scale_score_grad) + dot_sum / scale : 0;
+    parameters[1] = double(result.bias_score_grad);
+  }
+
+  float *const grad_x, *const grad_y, *const total;
+  double* const parameters;
+};
 
 // The arguments are those of `in_one_call` (one_call.cpp) and of `BandScores`. parts,
 // score_grad_parts, guide_parts, factor_parts: the bfloat16 parts of x and y, of score gradients,
@@ -200,10 +291,7 @@ void amx_loss(Tensor x, Tensor y, LOSS_PARAMETERS, int64_t parts, int64_t score_
               int64_t guide_parts, int64_t factor_parts, int64_t stripe, int64_t kept,
               RESULTS_PARAMETERS) {
   check_matrix(y, "y", y.size(0), x.size(1));
-  float* const to_x = output<float>(grad_x, "grad_x", x.size(0) * x.size(1));
-  float* const to_y = output<float>(grad_y, "grad_y", y.size(0) * y.size(1));
-  float* const total_loss = output<float>(total, "total", 1);
-  double* const parameter_grads = output<double>(parameters, "parameters", 2);
+  const Outputs outputs(x, y, grad_x, grad_y, total, parameters);
   const LossOptions options(numbers);
   STD_TORCH_CHECK(options.prefixes.empty(), "fastsim: numbers: wanted no prefixes");
   const Optional others(y);
@@ -217,61 +305,32 @@ void amx_loss(Tensor x, Tensor y, LOSS_PARAMETERS, int64_t parts, int64_t score_
     metrics.add_row_potentials(Side<float>(x, true));
     metrics.add_column_potentials(Side<float>(y, true));
   }
-  Block<float> all{};
-  all.rows = rows.count;
-  all.columns = columns.count;
-  take_pairs(arguments.pairs, all);
-  check_positives(all);
+  Block<float> all = all_pairs(arguments.pairs, rows.count, columns.count);
   all.row_metrics = metrics.row_metrics(0);
   const RowLosses<float> losses(arguments, all, 1, grad_x || grad_y);
+  if (rows.count == 0 || columns.count == 0) {
+    outputs.write_zeros(rows, columns);
+    return metrics.write();
+  }
   const Loss& loss = losses.loss;
-  if (rows.count == 0 || columns.count == 0) {  // no pairs: every sum is 0
-    if (to_x) std::fill_n(to_x, rows.count * rows.width, 0.0f);
-    if (to_y) std::fill_n(to_y, columns.count * columns.width, 0.0f);
-    *total_loss = 0;
-    if (parameter_grads) std::fill_n(parameter_grads, 2, 0.0);
-    metrics.write();
-    return;
-  }
   if (!targets) check_targets(all, loss);
-  const bool softmax = loss.kind == Kind::softmax;
-  const bool needs_whole_rows =
-      !takes_blocks(loss.kind) || targets || guide || losses.changes_scores();
-  STD_TORCH_CHECK(!needs_whole_rows || (columns.count <= stripe && !loss.symmetric),
-                  "fastsim: kind: wanted a loss of whole rows, of no more columns than a stripe");
-  const bool whole_rows =
-      needs_whole_rows || (softmax && !loss.symmetric && columns.count <= stripe);
-  const bool two_passes = !whole_rows && softmax && loss.score_grad;
+  const Passes passes = passes_of(losses, targets || guide, columns.count, stripe);
   const bool drops_second = parts == 1 && score_grad_parts == 2;  // for bfloat16 rows
-  const float* const weight = losses.row_inputs.weights;
-  // A row with several targets, or with a teacher's, may have no score gradient that is nearly as
-  // large as one can be.
-  const bool one_target = softmax ? one_positive(all) : takes_blocks(loss.kind);
-  const float share = one_target && !needs_whole_rows ? kSmallInOneCall : kSmallShare;
-  const float small = drops_second ? small_score_grad(loss, weight, rows.count, share) : 0;
-  std::vector<float> residuals(small > 0 ? rows.count + columns.count : 0);
-  float* const row_residuals = small > 0 ? residuals.data() : nullptr;
-  float* const column_residuals = small > 0 ? row_residuals + rows.count : nullptr;
-  const ScoreGradSplit split{check_parts(score_grad_parts), small, row_residuals,
-                             column_residuals};
-  const BandScores scores(rows, columns, all, split, loss.score_grad, whole_rows, stripe,
-                          two_passes ? kept : 0);
+  const float small = drops_second ? small_score_grad(all, losses, passes) : 0;
+  const ResidualSums residuals(small > 0, rows.count, columns.count);
+  const BandScores scores(
+      rows, columns, all,
+      {check_parts(score_grad_parts), small, residuals.rows(), residuals.columns()},
+      loss.score_grad, passes.whole_rows, stripe, passes.two ? kept : 0);
+  float *const to_x = outputs.grad_x, *const to_y = outputs.grad_y;
   const Result result =
-      whole_rows ? loss_of_whole_rows(scores, losses, metrics, targets, guide, to_x, to_y)
-      : softmax  ? softmax_of_blocks(scores, all, loss, options.cosine, weight, to_x, to_y)
-                 : elementwise(scores, rows.count, loss, losses.row_inputs, to_x, to_y);
-  double dot_sum = 0;
-  if (to_x) dot_sum = finish(rows, columns, row_residuals, to_x);
-  if (to_y) {
-    transpose_blocks(to_y, columns.count, columns.width);
-    dot_sum = finish(columns, rows, column_residuals, to_y);
-  }
-  *total_loss = float(result.loss);
+      passes.whole_rows ? loss_of_whole_rows(scores, losses, metrics, targets, guide, to_x, to_y)
+      : loss.kind == Kind::softmax
+          ? softmax_of_blocks(scores, all, loss, options.cosine, losses.row_inputs.weights, to_x,
+                              to_y)
+          : elementwise(scores, rows.count, loss, losses.row_inputs, to_x, to_y);
+  outputs.write(result, rows, columns, residuals, loss.scale, options.scale_grad);
   metrics.write();
-  if (!parameter_grads) return;
-  parameter_grads[0] =
-      options.scale_grad ? double(result.scale_score_grad) + dot_sum / loss.scale : 0;
-  parameter_grads[1] = double(result.bias_score_grad);
 }
 
 std::vector<Operator> operators() {

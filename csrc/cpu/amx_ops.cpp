@@ -152,19 +152,31 @@ void amx_pack_right(Tensor right, Optional powers, int64_t parts, Tensor packed)
   pack_right(scaled_matrix(right, input<float>(powers, "powers", depth)), depth, width, parts, to);
 }
 
-// The score gradients of a block, to be packed as a left operand: the rows from `first` on, or with
-// `transposed` the columns from `first` on. factors: scales of the columns, or with `transposed` of
-// the rows; null: 1.
-ScaledMatrix score_grads(const Block<float>& b, const float* factors, bool transposed,
-                         int64_t first) {
-  const float* from = b.scores + (transposed ? first : first * b.stride);
-  return {{from, Dtype::float32, b.stride, 1}, transposed ? factors : nullptr,
-          transposed ? nullptr : factors};
-}
+// Score gradients as the left operand of a product: a panel of them, or its transpose.
+struct LeftPanel {
+  Block<float> panel;
+  bool transposed;
+  const float* factors;  // scales of the entries of a row of the operand, (depth,); null: 1
+  int64_t parts;
 
-// The groups of rows of the result whose left operand is packed at once. In a transposed panel
-// these groups are next to each other in each row, while its rows lie far apart.
-constexpr int64_t kGroupsAtOnce = 8;
+  int64_t rows() const { return transposed ? panel.columns : panel.rows; }
+  int64_t depth() const { return transposed ? panel.rows : panel.columns; }
+
+  // The operand from row `row` on, as it lies in the panel.
+  ScaledMatrix from_row(int64_t row) const {
+    const float* from = panel.scores + (transposed ? row : row * panel.stride);
+    return {{from, Dtype::float32, panel.stride, 1}, transposed ? factors : nullptr,
+            transposed ? nullptr : factors};
+  }
+
+  // Packs a block of the operand: the entries `depth` of the rows `rows`.
+  void pack(Range rows, Range depth, uint16_t* to) const {
+    const int64_t count = rows.end - rows.begin;
+    amx_in_use().pack(transposed ? TileLayout::row_pairs_transposed : TileLayout::rows,
+                      from_row(rows.begin), count, depth.begin, depth.end - depth.begin, parts, to,
+                      {0, 2 * ceil_div(count, kTileGroup)});
+  }
+};
 
 // Decides which squares of score gradients, which multiply bfloat16 rows, need their second part:
 // those with an entry larger than kSmallShare of the largest in their group of rows of the result.
@@ -172,13 +184,17 @@ constexpr int64_t kGroupsAtOnce = 8;
 // error of the result.
 class SecondParts {
  public:
-  // from: the score gradients (rows, depth), or (depth, rows) with `transposed`. rows: of the
-  // result.
-  SecondParts(const Matrix& from, int64_t rows, int64_t depth, bool transposed)
-      : steps_(ceil_div(depth, kTileDepth)), groups_(ceil_div(rows, kTileGroup)),
-        transposed_(transposed), largest_(steps_ * groups_), needed_(steps_ * groups_) {
-    transposed ? amx_in_use().largest_of_squares(from, depth, rows, largest_)
-               : amx_in_use().largest_of_squares(from, rows, depth, largest_);
+  // For the entries `depth` of the rows `rows` of the operand.
+  SecondParts(const LeftPanel& left, Range rows, Range depth)
+      : depth_begin_(depth.begin), steps_(ceil_div(depth.end - depth.begin, kTileDepth)),
+        groups_(ceil_div(rows.end - rows.begin, kTileGroup)), transposed_(left.transposed),
+        largest_(steps_ * groups_), needed_(steps_ * groups_) {
+    const int64_t count = rows.end - rows.begin, length = depth.end - depth.begin;
+    const Matrix from = left.from_row(rows.begin).matrix;
+    transposed_ ? amx_in_use().largest_of_squares(from.from_row(depth.begin), length, count,
+                                                  largest_)
+                : amx_in_use().largest_of_squares(from.from_column(depth.begin), count, length,
+                                                  largest_);
     for (int64_t group = 0; group < groups_; ++group) {
       float largest = 0;
       for (int64_t step = 0; step < steps_; ++step) {
@@ -190,9 +206,12 @@ class SecondParts {
     }
   }
 
-  // The packed score gradients as an operand of so many steps, from step `first` on.
-  Operand operand(const uint16_t* packed, int64_t parts, int64_t first, int64_t steps) const {
-    return {packed, parts, steps, needed_ + square(0, first), square(1, 0), square(0, 1)};
+  // `operand`, packed from the entries from `first` on, with only the second parts that it needs.
+  Operand keep_needed(Operand operand, int64_t first) const {
+    operand.uses_second = needed_ + square(0, (first - depth_begin_) / kTileDepth);
+    operand.group_stride = square(1, 0);
+    operand.step_stride = square(0, 1);
+    return operand;
   }
 
  private:
@@ -201,20 +220,96 @@ class SecondParts {
     return transposed_ ? step * groups_ + group : group * steps_ + step;
   }
 
-  const int64_t steps_, groups_;
+  const int64_t depth_begin_, steps_, groups_;
   const bool transposed_;
   const Scratch<float> largest_;  // the largest absolute value in each square
   const Scratch<bool> needed_;    // whether its second part is needed
 };
 
-// to (rows, width) += residuals (rows,) times the mean row (width,).
-void add_residuals(const float* residuals, const float* mean, int64_t rows, int64_t width,
-                   float* to) {
-  for (int64_t i = 0; i < rows; ++i, to += width) {
-#pragma omp simd
-    for (int64_t k = 0; k < width; ++k) to[k] += residuals[i] * mean[k];
+// What residuals (amx.h) are multiplied by: the norms of the rows of the right operand, and their
+// mean unit row.
+struct ResidualFactors {
+  // rows (depth, width). inverse: as for `amx_multiply`.
+  ResidualFactors(const ScaledMatrix& rows, const float* inverse, int64_t depth, int64_t width)
+      : width(width), norms(padded(depth)), mean(width) {
+    norms_of_operand(inverse, depth, norms);
+    mean_row(rows, inverse, depth, width, mean);
   }
-}
+
+  // to (rows, width) += residuals (rows,) times the mean row.
+  void add_residuals(const float* residuals, int64_t rows, float* to) const {
+    for (int64_t i = 0; i < rows; ++i, to += width) {
+#pragma omp simd
+      for (int64_t k = 0; k < width; ++k) to[k] += residuals[i] * mean[k];
+    }
+  }
+
+  const int64_t width;
+  const Scratch<float> norms, mean;
+};
+
+// The product of a panel of score gradients and packed rows, of `parts` parts each. It becomes
+// `out` (rows of the panel, width), or with `add` is added to it. residual_factors: given if second
+// parts of the panel may be dropped.
+class PanelProduct {
+ public:
+  PanelProduct(const LeftPanel& left, int64_t width, int64_t parts,
+               const std::optional<ResidualFactors>& residual_factors, float* out, bool add)
+      : left_(left), width_(width), parts_(parts), residual_factors_(residual_factors), out_(out),
+        add_(add) {}
+
+  // Multiplies by the rows `depth` of the right operand, which `packed` holds. Ranges come in
+  // ascending order: the products of the first begin the sums.
+  void multiply(Range depth, const uint16_t* packed) const {
+    const int64_t cost = kTileGroup * (depth.end - depth.begin) * width_;
+    torch::stable::parallel_for(
+        0, ceil_div(left_.rows(), kTileGroup), 1 + kProductGrain / (cost + 1),
+        [&](int64_t begin, int64_t end) {
+          const Scratch<uint16_t> memory(
+              operand_elements(kGroupsAtOnce * kTileGroup, kBlockDepth, left_.parts));
+          for (int64_t group = begin; group < end; group += kGroupsAtOnce) {
+            const int64_t end_row = std::min(group + kGroupsAtOnce, end) * kTileGroup;
+            multiply_rows({group * kTileGroup, std::min(end_row, left_.rows())}, depth, packed,
+                          memory);
+          }
+        });
+  }
+
+ private:
+  // The groups of rows of the result whose left operand is packed at once. In a transposed panel
+  // these groups are next to each other in each row, while its rows lie far apart.
+  static constexpr int64_t kGroupsAtOnce = 8;
+
+  // Computes the rows `rows` of the result, at most kGroupsAtOnce groups. memory: for a block of
+  // the left operand.
+  void multiply_rows(Range rows, Range depth, const uint16_t* packed, uint16_t* memory) const {
+    const int64_t count = rows.end - rows.begin;
+    float* const out = out_ + rows.begin * width_;
+    std::optional<SecondParts> second_parts;
+    if (residual_factors_) second_parts.emplace(left_, rows, depth);
+    float residuals[kGroupsAtOnce * kTileGroup] = {};
+    for (int64_t k = depth.begin; k < depth.end; k += kBlockDepth) {
+      const Range block{k, std::min(k + kBlockDepth, depth.end)};
+      const int64_t steps = ceil_div(block.end - k, kTileDepth);
+      left_.pack(rows, block, memory);
+      Operand left{memory, left_.parts, steps};
+      if (second_parts) left = second_parts->keep_needed(left, k);
+      amx_in_use().multiply(left, count, {packed, parts_, steps}, width_, out, add_ || k > 0,
+                            false, {0, ceil_div(width_, kTileGroup)});
+      if (residual_factors_) {
+        amx_in_use().add_dropped(left, count, residual_factors_->norms + k, residuals);
+      }
+      packed += operand_elements(width_, block.end - k, parts_);
+    }
+    if (residual_factors_) residual_factors_->add_residuals(residuals, count, out);
+  }
+
+  const LeftPanel& left_;
+  const int64_t width_, parts_;
+  const std::optional<ResidualFactors>& residual_factors_;
+  float* const out_;
+  const bool add_;
+};
 
 // out = panel right, or with `transposed` panel^T right; += with `add`. right: (depth, D) rows,
 // with their powers and rests. kept: `right` packed by amx_pack_right; None: `together` rows of it,
@@ -224,75 +319,31 @@ void add_residuals(const float* residuals, const float* mean, int64_t rows, int6
 void amx_multiply(Tensor panel, Tensor right, Optional powers, Optional kept, Optional rest,
                   Optional inverse, Tensor out, bool transposed, bool add, int64_t panel_parts,
                   int64_t parts, int64_t together) {
-  Block<float> b{};
-  take_panel(panel, b);
-  check_parts(panel_parts);
+  LeftPanel left{{}, transposed, nullptr, check_parts(panel_parts)};
+  take_panel(panel, left.panel);
   check_parts(parts);
   STD_TORCH_CHECK(together > 0 && together % kTileGroup == 0,
                   "fastsim: together: wanted a multiple of ", kTileGroup, ", got ", together);
-  const int64_t width = out.size(1), depth = transposed ? b.rows : b.columns;
-  const int64_t count = transposed ? b.columns : b.rows;
+  const int64_t width = out.size(1), depth = left.depth();
   check_matrix(right, "right", depth, width);
-  const ScaledMatrix all_rows = scaled_matrix(right, input<float>(powers, "powers", depth));
+  const ScaledMatrix rows = scaled_matrix(right, input<float>(powers, "powers", depth));
   const uint16_t* const packed_by_caller =
       input<uint16_t>(kept, "kept", operand_elements(width, depth, parts));
-  const float* const factors = input<float>(rest, "rest", depth);
+  left.factors = input<float>(rest, "rest", depth);
   const float* const to_unit = input<float>(inverse, "inverse", depth);
-  float* const products = output<float>(out, "out", count * width);
-  if (depth == 0 && !add) std::fill_n(products, count * width, 0.0f);
+  float* const products = output<float>(out, "out", left.rows() * width);
+  if (depth == 0 && !add) std::fill_n(products, left.rows() * width, 0.0f);
+  std::optional<ResidualFactors> residual_factors;
   const bool drops_second = panel_parts == 2 && parts == 1;  // for bfloat16 rows
-  const Scratch<float> norms(drops_second ? padded(depth) : 0), mean(drops_second ? width : 0);
-  if (drops_second) {
-    norms_of_operand(to_unit, depth, norms);
-    mean_row(all_rows, to_unit, depth, width, mean);
-  }
-  const AmxKernels& amx = amx_in_use();
-  // Multiplies by rows [first, last) of the right operand, which are packed.
-  const auto multiply = [&](int64_t first, int64_t last, const uint16_t* packed) {
-    const auto run = [&](int64_t begin, int64_t end) {
-      const Scratch<uint16_t> left(
-          operand_elements(kGroupsAtOnce * kTileGroup, kBlockDepth, panel_parts));
-      for (int64_t group = begin; group < end; group += kGroupsAtOnce) {
-        const int64_t row = group * kTileGroup, groups = std::min(kGroupsAtOnce, end - group);
-        const int64_t rows = std::min(groups * kTileGroup, count - row);
-        const ScaledMatrix from = score_grads(b, factors, transposed, row);
-        const uint16_t* right_tiles = packed;
-        std::optional<SecondParts> second_parts;
-        float residuals[kGroupsAtOnce * kTileGroup] = {};
-        if (drops_second) {
-          const Matrix& grads = from.matrix;
-          second_parts.emplace(transposed ? grads.from_row(first) : grads.from_column(first),
-                               rows, last - first, transposed);
-        }
-        for (int64_t k = first; k < last; k += kBlockDepth) {
-          const int64_t block_depth = std::min(kBlockDepth, last - k);
-          const int64_t steps = ceil_div(block_depth, kTileDepth);
-          amx.pack(transposed ? TileLayout::row_pairs_transposed : TileLayout::rows, from, rows, k,
-                   block_depth, panel_parts, left, {0, 2 * groups});
-          const Operand panel_operand =
-              second_parts
-                  ? second_parts->operand(left, panel_parts, (k - first) / kTileDepth, steps)
-                  : Operand{left, panel_parts, steps};
-          amx.multiply(panel_operand, rows, {right_tiles, parts, steps}, width,
-                       products + row * width, add || k > 0, false,
-                       {0, ceil_div(width, kTileGroup)});
-          if (drops_second) amx.add_dropped(panel_operand, rows, norms + k, residuals);
-          right_tiles += operand_elements(width, block_depth, parts);
-        }
-        if (drops_second) add_residuals(residuals, mean, rows, width, products + row * width);
-      }
-    };
-    const int64_t cost = kTileGroup * (last - first) * width;
-    torch::stable::parallel_for(0, ceil_div(count, kTileGroup), 1 + kProductGrain / (cost + 1),
-                                run);
-  };
-  if (packed_by_caller) return multiply(0, depth, packed_by_caller);
+  if (drops_second) residual_factors.emplace(rows, to_unit, depth, width);
+  const PanelProduct product(left, width, parts, residual_factors, products, add);
+  if (packed_by_caller) return product.multiply({0, depth}, packed_by_caller);
   together = std::max<int64_t>(std::min(together, depth), 1);
   const Scratch<uint16_t> packed(operand_elements(width, together, parts));
   for (int64_t first = 0; first < depth; first += together) {
     const int64_t last = std::min(first + together, depth);
-    pack_right(all_rows.from_row(first), last - first, width, parts, packed);
-    multiply(first, last, packed);
+    pack_right(rows.from_row(first), last - first, width, parts, packed);
+    product.multiply({first, last}, packed);
   }
 }
 

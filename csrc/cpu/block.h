@@ -28,6 +28,18 @@ constexpr int64_t kMostLevels = 256;
 // The numbers per row that metrics are made of (ROW_METRICS in fastsim/batch_metrics.py).
 constexpr int64_t kRowMetrics = 8;
 
+// The number of rows that are read at a time from a matrix that lies by columns: their numbers in a
+// column fill a cache line.
+constexpr int64_t kRowGroup = 16;
+
+// Rows that a product prefetches into L2 for the product after it: as many as its depth, as wide as
+// a register tile, `step` apart. Null data: nothing is prefetched.
+template <class T>
+struct L2Rows {
+  const T* data = nullptr;
+  int64_t step = 0;
+};
+
 // A list of columns for each row, ascending: those of row i are columns[first[i]] to
 // columns[first[i + 1] - 1]. Null pointers: the lists are unknown.
 struct ColumnsOfRows {

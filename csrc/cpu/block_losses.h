@@ -123,81 +123,113 @@ Result row_by_row(const Block<T>& b, const Loss& loss, const RowInputs<T>& input
   return result;
 }
 
-// Losses that contrast the negatives of a row with its positives, with a state for each. prior: as
-// in RowInputs.
+// The loss of a row of a contrastive loss and the coefficients of its score gradients. prior: the
+// prior probability and the number of negatives, for debiased; null: both are 0, and N of
+// fastsim/kinds/contrast.py then has no minimum.
 template <class T>
-Result contrast_losses(const Block<T>& b, const Loss& loss, const T* weights, const T* prior) {
-  const Kind kind = loss.kind;
-  const T scale = T(loss.scale), margin = T(loss.margin);
-  const T positive_scale = T(kind == Kind::debiased ? loss.scale : loss.positive_scale);
-  std::vector<double> top(b.rows, kLeftOut<double>), sum(b.rows);
-  std::vector<double> positive_top(top), positive_sum(b.rows);
-  double *max = top.data(), *sums = sum.data();
-  double *positive_max = positive_top.data(), *positive_sums = positive_sum.data();
-  const auto& k = kernels().of<T>();
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    switch (kind) {
+RowResult contrast_row(const ContrastState& state, const Loss& loss, const T* prior) {
+  switch (loss.kind) {
+    case Kind::decoupled:
+      return decoupled(state, loss.scale);
+    case Kind::multi_positive:
+      return multi_positive(state, loss.scale);
+    case Kind::circle:
+      return circle(state, loss.scale);
+    case Kind::debiased:
+      return debiased(state, loss.scale, prior ? prior[0] : 0, prior ? prior[1] : 0);
+    default:
+      return multi_similarity(state, loss.scale, loss.positive_scale, loss.base);
+  }
+}
+
+// Losses that contrast the negatives of a row with its positives. The three steps are called in
+// this order: `forward`, `finish`, `score_grad`.
+template <class T>
+class ContrastLosses {
+ public:
+  ContrastLosses(const Block<T>& b, const Loss& loss)
+      : b_(b), loss_(loss), scale_(T(loss.scale)), margin_(T(loss.margin)),
+        positive_scale_(T(loss.kind == Kind::debiased ? loss.scale : loss.positive_scale)),
+        max_(b.rows, kLeftOut<double>), sum_(b.rows), positive_max_(max_), positive_sum_(b.rows),
+        top_(b.rows), weight_(b.rows), positive_top_(b.rows), positive_weight_(b.rows) {}
+
+  // Computes the states (ContrastState) of the rows [begin, end).
+  void forward(int64_t begin, int64_t end) {
+    const auto& k = kernels().of<T>();
+    double *const max = max_.data(), *const sum = sum_.data();
+    double *const positive_max = positive_max_.data(), *const positive_sum = positive_sum_.data();
+    switch (loss_.kind) {
       case Kind::decoupled:
-        return k.decoupled_forward(b, {scale, max, sums, positive_max}, begin, end);
+        return k.decoupled_forward(b_, {scale_, max, sum, positive_max}, begin, end);
       case Kind::multi_positive:
-        return k.multi_positive_forward(
-            b, {scale, false, max, sums, positive_max, positive_sums}, begin, end);
+        return k.multi_positive_forward(b_, {scale_, false, max, sum, positive_max, positive_sum},
+                                        begin, end);
       case Kind::circle:
-        return k.circle_forward(b, {scale, margin, max, sums, positive_max, positive_sums}, begin,
+        return k.circle_forward(b_, {scale_, margin_, max, sum, positive_max, positive_sum}, begin,
                                 end);
       default:
         return k.multi_similarity_forward(
-            b, {scale, positive_scale, max, sums, positive_max, positive_sums}, begin, end);
+            b_, {scale_, positive_scale_, max, sum, positive_max, positive_sum}, begin, end);
     }
-  });
-  Result result;
-  std::vector<T> tops(b.rows), factors(b.rows), positive_tops(b.rows), positive_factors(b.rows);
-  for (int64_t i = 0; i < b.rows; ++i) {
-    const ContrastState state{top[i], sum[i], positive_top[i], positive_sum[i]};
-    const RowResult row = [&] {
-      switch (kind) {
-        case Kind::decoupled:
-          return decoupled(state, loss.scale);
-        case Kind::multi_positive:
-          return multi_positive(state, loss.scale);
-        case Kind::circle:
-          return circle(state, loss.scale);
-        case Kind::debiased:
-          // Without a prior the count is 0: N then has no minimum.
-          return debiased(state, loss.scale, prior ? prior[2 * i] : 0,
-                          prior ? prior[2 * i + 1] : 0);
-        default:
-          return multi_similarity(state, loss.scale, loss.positive_scale, loss.base);
-      }
-    }();
-    const double weight = weights[i];
-    result.loss += weight * row.loss;
-    result.scale_score_grad += weight * row.scale_grad;
-    tops[i] = T(top[i]);
-    factors[i] = T(weight * row.weight);
-    // multi_positive takes the logarithm of the negatives' sum in this place.
-    positive_tops[i] = T(kind == Kind::multi_positive ? std::log(sum[i]) : positive_top[i]);
-    positive_factors[i] = T(weight * row.positive_weight);
   }
-  if (!loss.score_grad) return result;
-  const T *row_top = tops.data(), *row_weight = factors.data();
-  const T *positive_row_top = positive_tops.data(), *positive_weight = positive_factors.data();
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    switch (kind) {
+
+  // Returns the loss of all rows, and computes the coefficients of their score gradients. prior: as
+  // in RowInputs.
+  Result finish(const T* weights, const T* prior) {
+    Result result;
+    for (int64_t i = 0; i < b_.rows; ++i) {
+      const ContrastState state{max_[i], sum_[i], positive_max_[i], positive_sum_[i]};
+      const RowResult row = contrast_row(state, loss_, prior ? prior + 2 * i : nullptr);
+      const double weight = weights[i];
+      result.loss += weight * row.loss;
+      result.scale_score_grad += weight * row.scale_grad;
+      top_[i] = T(max_[i]);
+      weight_[i] = T(weight * row.weight);
+      // multi_positive takes the logarithm of the negatives' sum in this place.
+      const bool takes_log_sum = loss_.kind == Kind::multi_positive;
+      positive_top_[i] = T(takes_log_sum ? std::log(sum_[i]) : positive_max_[i]);
+      positive_weight_[i] = T(weight * row.positive_weight);
+    }
+    return result;
+  }
+
+  // Turns the scores of the rows [begin, end) into score gradients.
+  void score_grad(int64_t begin, int64_t end) const {
+    const auto& k = kernels().of<T>();
+    const T *const top = top_.data(), *const weight = weight_.data();
+    const T *const positive_top = positive_top_.data();
+    const T* const positive_weight = positive_weight_.data();
+    switch (loss_.kind) {
       case Kind::decoupled:
-        return k.decoupled_score_grad(b, {scale, row_top, row_weight, positive_weight}, begin, end);
+        return k.decoupled_score_grad(b_, {scale_, top, weight, positive_weight}, begin, end);
       case Kind::multi_positive:
         return k.multi_positive_score_grad(
-            b, {scale, row_top, row_weight, positive_row_top, positive_weight}, begin, end);
+            b_, {scale_, top, weight, positive_top, positive_weight}, begin, end);
       case Kind::circle:
         return k.circle_score_grad(
-            b, {scale, margin, row_top, row_weight, positive_row_top, positive_weight}, begin, end);
+            b_, {scale_, margin_, top, weight, positive_top, positive_weight}, begin, end);
       default:
         return k.multi_similarity_score_grad(
-            b, {scale, positive_scale, row_top, row_weight, positive_row_top, positive_weight},
-            begin, end);
+            b_, {scale_, positive_scale_, top, weight, positive_top, positive_weight}, begin, end);
     }
-  });
+  }
+
+ private:
+  const Block<T>& b_;
+  const Loss& loss_;
+  const T scale_, margin_, positive_scale_;
+  std::vector<double> max_, sum_, positive_max_, positive_sum_;     // the states
+  std::vector<T> top_, weight_, positive_top_, positive_weight_;  // the coefficients
+};
+
+template <class T>
+Result contrast_losses(const Block<T>& b, const Loss& loss, const RowInputs<T>& inputs) {
+  ContrastLosses<T> losses(b, loss);
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) { losses.forward(begin, end); });
+  const Result result = losses.finish(inputs.weights, inputs.prior);
+  if (loss.score_grad) {
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) { losses.score_grad(begin, end); });
+  }
   return result;
 }
 
@@ -262,7 +294,7 @@ Result fused_pass(const Block<T>& b, const Loss& loss, const RowInputs<T>& input
     case Kind::distillation:
       return distillation_losses(b, loss, weights);
     default:
-      return contrast_losses(b, loss, weights, inputs.prior);
+      return contrast_losses(b, loss, inputs);
   }
 }
 

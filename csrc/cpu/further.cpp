@@ -94,7 +94,7 @@ class OwnNegatives {
     const int64_t width = rows_.width;
     over(b.rows, per_row_ * width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const T* row_negatives = negatives_ + i * per_row_ * width;
+        const Matrix row_negatives{negatives_ + i * per_row_ * width, kDtypeOf<T>, width, 1};
         kernels().of<T>().multiply_rows(b.scores + i * b.stride, b.stride, per_row_,
                                         row_negatives, nullptr, width, grad + i * width, true,
                                         {0, 1});
@@ -156,6 +156,21 @@ class Sections {
 
   // The number of columns of all sections together.
   int64_t total_columns() const { return total_columns_; }
+
+  // The distance of two rows of scores: more than a row's length, since rows a power of two apart
+  // would share few cache sets.
+  int64_t stride() const { return total_columns_ + kAligned / int64_t(sizeof(T)); }
+  // The block of all scores, in memory for stride() numbers for each row. indices: 0, 1, ..., since
+  // column i is the positive of row i.
+  Block<T> block(T* memory, const std::vector<int64_t>& indices) const {
+    Block<T> b{};
+    b.scores = memory;
+    b.stride = stride();
+    b.rows = rows_.count;
+    b.columns = total_columns_;
+    b.positives = indices.data();
+    return b;
+  }
 
   // The scores of the anchors with the candidates.
   Block<T> query_doc(const Block<T>& b) const { return query_doc_.block(b); }
@@ -238,6 +253,17 @@ void write_metrics(const Sections<T>& sections, const Block<T>& b, const Optiona
   metrics.write();
 }
 
+// Makes every candidate a target, the positive with the largest share. The targets in the block are
+// relative to the positive's; `normalise` divides them by their sum. indices: as in the block.
+template <class T>
+void smooth_labels(double label_smoothing, int64_t candidates, const std::vector<int64_t>& indices,
+                   Block<T>& b, Loss& softmax) {
+  const double share = label_smoothing / double(candidates);
+  b.row_groups = b.column_groups = indices.data();
+  b.negative_target = T(share / (1 - label_smoothing + share));
+  softmax.normalise = true;
+}
+
 // InfoNCE of the anchors x (N, D) and the candidates y (M, D). Row i of y is the positive of x_i.
 // own (N K, D): K own negatives of each anchor. references (R, D). query_to_query, doc_to_query,
 // doc_to_doc: whether these sections are present. label_smoothing: must be 0 if there is any
@@ -263,15 +289,10 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     T* const to_own = output<T>(grad_own, "grad_own", own ? own->size(0) * width : 0);
     T* const out = output<T>(loss, "loss", loss.dim() ? count : 1);
 
-    Block<T> b{};
-    b.rows = count;
-    b.columns = sections.total_columns();
-    b.stride = b.columns + kAligned / int64_t(sizeof(T));
-    Scratch<T> memory(count * b.stride);
-    b.scores = memory;
+    const Scratch<T> memory(count * sections.stride());
     std::vector<int64_t> indices(std::max(count, columns.count));
     std::iota(indices.begin(), indices.end(), 0);
-    b.positives = indices.data();
+    Block<T> b = sections.block(memory, indices);
     sections.fill_query_doc(b);
     if (totals) write_metrics(sections, b, totals, cosine);
     sections.fill_others(b);
@@ -281,14 +302,7 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     softmax.scale = scale;
     softmax.margin = margin;
     softmax.score_grad = to_x || to_y || to_own;
-    // With label smoothing every candidate is a target, the positive with the largest share. Here
-    // the targets are relative to the positive's; `normalise` divides them by their sum.
-    if (label_smoothing != 0) {
-      const double share = label_smoothing / double(columns.count);
-      b.row_groups = b.column_groups = indices.data();
-      b.negative_target = T(share / (1 - label_smoothing + share));
-      softmax.normalise = true;
-    }
+    if (label_smoothing != 0) smooth_labels(label_smoothing, columns.count, indices, b, softmax);
     const std::vector<T> equal_weights(weights ? 0 : count, T(weight));
     const T* row_weights = weights ? input<T>(*weights, "weights", count) : equal_weights.data();
     const Result result = softmax_of_rows<T>(b, softmax, row_weights, loss.dim() ? out : nullptr);

@@ -65,6 +65,32 @@ std::vector<T> inverse_norms(const Matrix& x, int64_t rows, int64_t width) {
   return inverse;
 }
 
+// The query of each query token.
+std::vector<int64_t> queries_of_tokens(const Sequences& x) {
+  std::vector<int64_t> query_of(x.tokens);
+  for (int64_t query = 0; query < x.count; ++query) {
+    std::fill(query_of.begin() + x.starts[query], query_of.begin() + x.starts[query + 1], query);
+  }
+  return query_of;
+}
+
+template <class T>
+void write_query_gradients(const Winners<T>& w, const Gradient& grad) {
+  over(w.tokens, w.documents * w.width, [&](int64_t begin, int64_t end) {
+    const Scratch<T> memory(2 * w.width);
+    kernels().of<T>().max_sim_queries(w, grad.data, grad.dtype, memory, begin, end);
+  });
+}
+
+template <class T>
+void write_document_gradients(const Winners<T>& w, const Sequences& y, const Gradient& grad) {
+  const int64_t longest = longest_of(y);
+  over(y.count, w.tokens * w.width, [&](int64_t begin, int64_t end) {
+    const Scratch<T> memory((longest + 1) * w.width);
+    kernels().of<T>().max_sim_documents(w, grad.data, grad.dtype, memory, begin, end);
+  });
+}
+
 // Writes dL/dx (P, D) and dL/dy (T, D), in the dtypes of grad_x and grad_y, if they are given.
 // grad: dL/dscores (B, K). The other arguments are those of `max_sim`.
 void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_starts,
@@ -82,10 +108,7 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
          : check_places(static_cast<const int16_t*>(places), a, b, documents, own);
     const Gradient to_x = gradient<T>(grad_x, "grad_x", a.tokens * width);
     const Gradient to_y = gradient<T>(grad_y, "grad_y", b.tokens * width);
-    std::vector<int64_t> query_of(a.tokens);
-    for (int64_t query = 0; query < a.count; ++query) {
-      std::fill(query_of.begin() + a.starts[query], query_of.begin() + a.starts[query + 1], query);
-    }
+    const std::vector<int64_t> query_of = queries_of_tokens(a);
     std::vector<T> inverse_x, inverse_y;
     if (cosine) {
       inverse_x = inverse_norms<T>(a.rows, a.tokens, width);
@@ -95,20 +118,8 @@ void max_sim_backward(Tensor grad, Tensor winners, Tensor x, Tensor y, Tensor x_
                        query_of.data(), a.starts, b.starts,
                        input<T>(grad, "grad", a.count * documents), a.rows, b.rows, a.mask, b.mask,
                        cosine ? inverse_x.data() : nullptr, cosine ? inverse_y.data() : nullptr};
-    const auto& k = kernels().of<T>();
-    if (to_x.data) {
-      over(a.tokens, w.documents * width, [&](int64_t begin, int64_t end) {
-        const Scratch<T> memory(2 * width);
-        k.max_sim_queries(w, to_x.data, to_x.dtype, memory, begin, end);
-      });
-    }
-    if (to_y.data) {
-      const int64_t longest = longest_of(b);
-      over(b.count, a.tokens * width, [&](int64_t begin, int64_t end) {
-        const Scratch<T> memory((longest + 1) * width);
-        k.max_sim_documents(w, to_y.data, to_y.dtype, memory, begin, end);
-      });
-    }
+    if (to_x.data) write_query_gradients(w, to_x);
+    if (to_y.data) write_document_gradients(w, b, to_y);
   });
 }
 

@@ -22,8 +22,8 @@ class OtherPanel {
  public:
   OtherPanel(const Tensor& rows, const Tensor& columns, bool cosine, int64_t band_rows)
       : rows_(rows, cosine), columns_(columns, cosine),
-        panel_(rows_, rows_.count, columns_, columns_.inverse(), columns_.count, rows_.width,
-               band_rows) {}
+        panel_(rows_, rows_.count, columns_.operand(), columns_.inverse(), columns_.count,
+               rows_.width, band_rows) {}
 
   OtherScores<T> band(int64_t first) const {
     const Block<T> b = panel_.band(first, {});
@@ -61,7 +61,7 @@ Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t 
     metrics.add_column_potentials(*others);
   }
   const Side<T>& columns = y ? *others : rows;
-  const Panel<T> panel(rows, rows.count, columns, columns.inverse(), columns.count, width,
+  const Panel<T> panel(rows, rows.count, columns.operand(), columns.inverse(), columns.count, width,
                        band_rows);
   const int64_t row_count = rows.count, column_count = columns.count;
   std::optional<OtherPanel<T>> targets, guide;
@@ -95,7 +95,7 @@ Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t 
     if (to_y) multiply_panel<T>(b, band, width, to_y, true, first > 0);
     if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
     if (to_x) {
-      multiply_panel<T>(b, columns, width, to_x + first * width, false, !y, columns.inverse());
+      multiply_panel<T>(b, columns.operand(), columns.inverse(), width, to_x + first * width, !y);
     }
   }
   // The sum over all pairs of score times score gradient. It follows from either side's gradient;

@@ -10,15 +10,16 @@ namespace fastsim {
 template <class T>
 class Panel {
  public:
-  // x (rows, width) and y (columns, width) may be the same rows. inverse: the inverse norms by which
-  // the rows of y are multiplied, (columns,), or null. band_rows: the rows of a band.
-  Panel(const T* x, int64_t rows, const T* y, const T* inverse, int64_t columns, int64_t width,
+  // x (rows, width) and y (columns, width) may be the same rows. inverse: the inverse norms by
+  // which the rows of y are multiplied, (columns,), or null: then y holds contiguous rows of T.
+  // band_rows: the rows of a band.
+  Panel(const T* x, int64_t rows, const Matrix& y, const T* inverse, int64_t columns, int64_t width,
         int64_t band_rows)
       : x_(x), y_(y), inverse_(inverse), rows_(rows), columns_(columns), width_(width),
         band_rows_(std::min(rows, band_rows)),
         packs_once_(!inverse && band_rows_ < rows && pack_once_pays(columns, width)),
         packed_(packs_once_ ? packed_rows<T>(columns) * width : 0), memory_(band_rows_ * stride()) {
-    if (packs_once_) pack<T>(y, columns, width, packed_);
+    if (packs_once_) pack<T>(static_cast<const T*>(y.data), columns, width, packed_);
   }
 
   // The most bytes of packed columns that are still in a near cache when the next band needs them
@@ -42,7 +43,7 @@ class Panel {
     if (packs_once_) {
       fill_scores<T>(x, width_, packed_, b);
     } else {
-      fill_scores<T>(x, width_, {y_, kDtypeOf<T>, width_, 1}, inverse_, b, false);
+      fill_scores<T>(x, width_, y_, inverse_, b, false);
     }
     return b;
   }
@@ -51,7 +52,9 @@ class Panel {
   // No power of two: rows a power of two apart would share few cache sets.
   int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
 
-  const T *x_, *y_, *inverse_;
+  const T* const x_;
+  const Matrix y_;
+  const T* const inverse_;
   const int64_t rows_, columns_, width_, band_rows_;
   const bool packs_once_;
   const Scratch<T> packed_, memory_;

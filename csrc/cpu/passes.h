@@ -14,7 +14,8 @@ namespace fastsim {
 template <class T>
 void make_inverse_norms(const Matrix& x, int64_t rows, int64_t width, T* inverse) {
   over(rows, width, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().inverse_norms(x, width, inverse, begin, end);
+    const Scratch<T> memory(x.column_stride == 1 ? 0 : kRowGroup * width);
+    kernels().of<T>().inverse_norms(x, width, memory, inverse, begin, end);
   });
 }
 
@@ -74,14 +75,25 @@ void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, 
   const auto& k = kernels().of<T>();
   const int64_t count = ceil_div(b.columns, k.panel_columns);
   const auto run = [&](Range rows, Range panels) {
-    k.score_panels(x, width, packed, b.columns, b.scores, b.stride, add, rows, panels,
-                   static_cast<const T*>(nullptr));
+    k.score_panels(x, width, packed, b.columns, b.scores, b.stride, add, rows, panels, {});
   };
   if (count >= kManyPanels) {
     share_out(count, 1, [&](int64_t begin, int64_t end) { run({0, b.rows}, {begin, end}); });
   } else {
     over_tiles(b.rows, b.columns * width, [&](Range rows) { run(rows, {0, count}); });
   }
+}
+
+// What a product prefetches of y (rows, width): the micro-panel that starts at `row` and is packed
+// next, if all of it is contiguous rows or columns of the type T.
+template <class T>
+L2Rows<T> next_panel(const Matrix& y, int64_t row, int64_t rows, int64_t width) {
+  const int64_t wide = kernels().of<T>().panel_columns;
+  const bool lies_by_columns = y.row_stride == 1;
+  const bool lies_by_rows = y.column_stride == 1 && y.row_stride == width;
+  if (row + wide > rows || y.dtype != kDtypeOf<T> || !(lies_by_columns || lies_by_rows)) return {};
+  const T* first = static_cast<const T*>(y.data) + row * y.row_stride;
+  return {first, lies_by_columns ? y.column_stride : wide};
 }
 
 // The same for columns y that are not packed. With `inverse` each column is multiplied by its
@@ -110,10 +122,8 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t at = panel * wide, columns = std::min(wide, b.columns - at);
       pack(panel, unit, packed);
-      const bool more = !inverse && at + 2 * wide <= b.columns && y.row_stride == width;
-      const T* next = more ? static_cast<const T*>(y.data) + (at + wide) * width : nullptr;
       k.score_panels(x, width, packed, columns, b.scores + at, b.stride, add, {0, b.rows}, {0, 1},
-                     next);
+                     next_panel<T>(y, at + wide, b.columns, width));
     }
   });
 }
@@ -123,22 +133,30 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
 // that is multiplied next.
 constexpr int64_t kTilesOfRows = 8;
 
-// out (+)= panel right, or with `transposed` panel^T right. With `inverse`, which needs
-// `transposed` to be false, each row of `right` is first multiplied by its inverse norm.
+// out (+)= panel right. With `inverse` each row of `right` is first multiplied by its inverse norm.
+// Without it the rows of `right` are contiguous, otherwise its rows or its columns.
+template <class T>
+void multiply_panel(const Block<T>& b, const Matrix& right, const T* inverse, int64_t width, T* out,
+                    bool add) {
+  if (b.columns == 0 && !add) std::fill_n(out, b.rows * width, T(0));  // the kernel writes nothing
+  const auto multiply = [&](Range rows) {
+    kernels().of<T>().multiply_rows(b.scores, b.stride, b.columns, right, inverse, width, out, add,
+                                    rows);
+  };
+  over_tiles(b.rows, b.columns * width, multiply, kTilesOfRows);
+}
+
+// out (+)= panel right, or with `transposed` panel^T right.
 template <class T>
 void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bool transposed,
-                    bool add, const T* inverse = nullptr) {
-  const auto& k = kernels().of<T>();
-  const int64_t count = transposed ? b.columns : b.rows, depth = transposed ? b.rows : b.columns;
-  if (depth == 0 && !add) std::fill_n(out, count * width, T(0));  // the kernels write nothing then
-  const auto multiply = [&](Range share) {
-    if (transposed) {
-      k.multiply_columns(b.scores, b.stride, depth, right, width, out, add, share);
-    } else {
-      k.multiply_rows(b.scores, b.stride, depth, right, inverse, width, out, add, share);
-    }
-  };
-  over_tiles(count, depth * width, multiply, transposed ? 1 : kTilesOfRows);
+                    bool add) {
+  if (!transposed) {
+    return multiply_panel<T>(b, {right, kDtypeOf<T>, width, 1}, nullptr, width, out, add);
+  }
+  if (b.rows == 0 && !add) std::fill_n(out, b.columns * width, T(0));  // the kernel writes nothing
+  over_tiles(b.columns, b.rows * width, [&](Range columns) {
+    kernels().of<T>().multiply_columns(b.scores, b.stride, b.rows, right, width, out, add, columns);
+  });
 }
 
 }  // namespace fastsim

@@ -33,14 +33,6 @@ LeftOperand<T> left_rows(const T* data, int64_t stride) {
   return {data, stride, 1, kTileRows * stride};
 }
 
-// Rows that a column of tiles prefetches into L2 for the products after it: as many rows as the
-// depth, as wide as a tile, `step` apart. Null data: nothing is prefetched.
-template <class T>
-struct L2Rows {
-  const T* data = nullptr;
-  int64_t step = 0;
-};
-
 // The number of vectors that hold `columns` numbers.
 template <class T>
 constexpr int64_t vectors_of(int64_t columns) {
@@ -60,38 +52,55 @@ FASTSIM_INLINE void prefetch_rows(const L2Rows<T>& l2_rows, int64_t begin, int64
 constexpr bool packing_pays(int64_t rows) { return kRowFitsLine && rows >= 10 * kTileRows; }
 
 // Packs a block b (depth, columns) of the right operand, with rows `b_step` apart, into the
-// contiguous `packed` (depth, padded). The columns after `columns` are zeros. If `factors` (depth,)
-// are given, each row is multiplied by its factor.
+// contiguous `packed` (depth, padded). The columns after `columns` are zeros.
 template <class T>
-void pack_block(const T* b, int64_t b_step, const T* factors, int64_t columns, int64_t padded,
-                int64_t depth, T* packed) {
+void pack_block(const T* b, int64_t b_step, int64_t columns, int64_t padded, int64_t depth,
+                T* packed) {
   for (int64_t k = 0; k < depth; ++k, b += b_step, packed += padded) {
     int64_t j = 0;
-    if (factors) {
-      const T factor = factors[k];
-      for (; j + kLanes<T> <= columns; j += kLanes<T>) {
-        put_vector<T>(vector_at(b + j) * factor, packed + j);
-      }
-      for (; j < columns; ++j) packed[j] = b[j] * factor;
-    }
     for (; j + kLanes<T> <= columns; j += kLanes<T>) put_vector<T>(vector_at(b + j), packed + j);
     for (; j < padded; ++j) packed[j] = j < columns ? b[j] : T(0);
   }
 }
 
+// Packs columns [column, column + columns) of the unit rows [row, row + depth) of y into `packed`
+// (depth, kTileColumns). y has the type T, and its rows or its columns are contiguous. Zeros pad
+// the last vector.
+template <class T>
+void pack_unit_block(const Matrix& y, const T* inverse, int64_t row, int64_t column,
+                     int64_t columns, int64_t depth, T* packed) {
+  constexpr int64_t wide = kTileColumns<T>;
+  const int64_t padded = vectors_of<T>(columns) * kLanes<T>;
+  const T* from = static_cast<const T*>(y.data) + row * y.row_stride + column * y.column_stride;
+  int64_t step = y.row_stride;
+  if (y.column_stride != 1) {
+    transpose(from, y.column_stride, packed, wide, columns, false, int64_t(0), depth);
+    from = packed;
+    step = wide;
+  }
+  for (int64_t k = 0; k < depth; ++k, from += step, packed += wide) {
+    const T factor = inverse[row + k];
+    int64_t j = 0;
+    for (; j + kLanes<T> <= columns; j += kLanes<T>) {
+      put_vector<T>(vector_at(from + j) * factor, packed + j);
+    }
+    for (; j < padded; ++j) packed[j] = j < columns ? from[j] * factor : T(0);
+  }
+}
+
 // Computes one column of tiles: c (+)= a b for all `rows` rows of a and `columns` <= kTileColumns
 // columns of b. Tiles are whole vectors wide. b is packed into `block` (depth, kTileColumns) if
-// that pays, if its last vector is not full, or if its rows are multiplied by `factors` (depth,). A
-// b whose rows are kTileColumns apart is packed already, and can be read past its last column.
+// that pays or if its last vector is not full. A b whose rows are kTileColumns apart is packed
+// already, and can be read past its last column.
 template <class T>
 void column_of_tiles(const LeftOperand<T>& a, int64_t rows, const T* b, int64_t b_step,
                      int64_t columns, int64_t depth, T* c, int64_t c_row, bool add, T* block,
-                     L2Rows<T> l2_rows = {}, const T* factors = nullptr) {
+                     L2Rows<T> l2_rows = {}) {
   if (rows == 0) return;
   const int64_t vectors = vectors_of<T>(columns), padded = vectors * kLanes<T>;
   const bool full = columns == padded;
-  if (factors || (b_step != kTileColumns<T> && (!full || packing_pays(rows)))) {
-    pack_block(b, b_step, factors, columns, padded, depth, block);
+  if (b_step != kTileColumns<T> && (!full || packing_pays(rows))) {
+    pack_block(b, b_step, columns, padded, depth, block);
     b = block;
     b_step = padded;
   }
@@ -137,6 +146,21 @@ struct RightBlock {
   T values[kDepth * kTileColumns<T>];
 };
 
+// Packs `count` <= kTileColumns unit rows into a micro-panel (width, kTileColumns). Row j of y
+// starts at y[j], and its numbers are `step` apart. Zeros pad the last vector.
+template <class T>
+void pack_unit_columns(const T* y, int64_t step, const T* inverse, int64_t count, int64_t width,
+                       T* packed) {
+  const int64_t padded = vectors_of<T>(count) * kLanes<T>;
+  for (int64_t k = 0; k < width; ++k, y += step, packed += kTileColumns<T>) {
+    int64_t j = 0;
+    for (; j + kLanes<T> <= count; j += kLanes<T>) {
+      put_vector<T>(vector_at(y + j) * vector_at(inverse + j), packed + j);
+    }
+    for (; j < padded; ++j) packed[j] = j < count ? y[j] * inverse[j] : T(0);
+  }
+}
+
 // Packs one micro-panel of the right operand of `score_panels`: rows [row, row + count) of y,
 // transposed to (width, kTileColumns), where count <= kTileColumns. Zeros pad the last vector. With
 // `inverse` each row is first multiplied by its inverse norm, in `unit`, memory of (kTileColumns,
@@ -145,6 +169,10 @@ template <class T>
 void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, const T* inverse,
                 T* unit, T* packed) {
   constexpr int64_t wide = kTileColumns<T>;
+  if (inverse && y.dtype == kDtypeOf<T> && y.row_stride == 1) {
+    return pack_unit_columns(static_cast<const T*>(y.data) + row, y.column_stride, inverse + row,
+                             count, width, packed);
+  }
   const T* from = static_cast<const T*>(y.data) + row * y.row_stride;
   int64_t stride = y.row_stride;
   if (inverse) {
@@ -178,11 +206,10 @@ void pack_panels(const T* y, int64_t rows, int64_t width, T* packed, Range panel
 }
 
 // scores (+)= x y^T, for the given rows of x (rows, width) and micro-panels of the packed y.
-// `next`: the address that is read after the last micro-panel, prefetched in the size of a
-// micro-panel; or null.
+// `next`: what is read after the last micro-panel.
 template <class T>
 void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T* scores,
-                  int64_t stride, bool add, Range rows, Range panels, const T* next) {
+                  int64_t stride, bool add, Range rows, Range panels, const L2Rows<T>& next) {
   constexpr int64_t wide = kTileColumns<T>;
   if (width == 0) {  // a tile needs a depth of at least one
     const int64_t first = panels.begin * wide, end = min_of(panels.end * wide, columns);
@@ -194,32 +221,41 @@ void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
     const T* right = packed + at * width;
-    const L2Rows<T> l2_rows{panel + 1 < panels.end ? right + wide * width : next, wide};
+    const L2Rows<T> panel_below{right + wide * width, wide};
+    const L2Rows<T>& l2_rows = panel + 1 < panels.end ? panel_below : next;
     column_of_tiles(left_rows(x + rows.begin * width, width), rows.end - rows.begin, right, wide,
                     min_of(wide, columns - at), width, scores + rows.begin * stride + at, stride,
                     add, static_cast<T*>(nullptr), l2_rows);
   }
 }
 
-// out (+)= panel y for the given rows, with panel (rows, depth) and y (depth, width). With `inverse`
-// (depth,) each row of y is first multiplied by its inverse norm.
+// out (+)= panel y for the given rows, with panel (rows, depth) and y (depth, width), which has the
+// type T and contiguous rows. With `inverse` (depth,) each row of y is first multiplied by its
+// inverse norm; then the columns of y may be contiguous instead.
 template <class T>
-void multiply_rows(const T* panel, int64_t stride, int64_t depth, const T* y, const T* inverse,
+void multiply_rows(const T* panel, int64_t stride, int64_t depth, const Matrix& y, const T* inverse,
                    int64_t width, T* out, bool add, Range rows) {
   constexpr int64_t wide = kTileColumns<T>;
   static thread_local RightBlock<T> block;
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t block_depth = min_of(kDepth, depth - k);
     for (int64_t at = 0; at < width; at += wide) {
+      const int64_t columns = min_of(wide, width - at);
+      const T *y_rows = static_cast<const T*>(y.data) + k * y.row_stride, *right = y_rows + at;
+      int64_t right_step = y.row_stride;
+      if (inverse) {
+        pack_unit_block(y, inverse, k, at, columns, block_depth, block.values);
+        right = block.values;
+        right_step = wide;
+      }
       // The block of y that is multiplied next, and is as large as this one: the block beside it,
       // or the first one below.
       const bool beside = at + 2 * wide <= width, below = k + 2 * kDepth <= depth;
-      const T* next = y + k * width + (beside ? at + wide : kDepth * width);
+      const bool more = (beside || below) && y.column_stride == 1;
+      const T* next = y_rows + (beside ? at + wide : kDepth * y.row_stride);
       column_of_tiles(left_rows(panel + rows.begin * stride + k, stride), rows.end - rows.begin,
-                      y + k * width + at, width, min_of(wide, width - at), block_depth,
-                      out + rows.begin * width + at, width, add || k > 0, block.values,
-                      L2Rows<T>{beside || below ? next : nullptr, width},
-                      inverse ? inverse + k : nullptr);
+                      right, right_step, columns, block_depth, out + rows.begin * width + at, width,
+                      add || k > 0, block.values, L2Rows<T>{more ? next : nullptr, y.row_stride});
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "dtypes.h"
 #include "isa.h"
 #include "lanes.h"
+#include "transpose.h"
 
 namespace fastsim::FASTSIM_ISA {
 namespace {
@@ -48,27 +49,68 @@ FASTSIM_INLINE void prefetch_row(const Matrix& x, int64_t row, int64_t width) {
   for (int64_t at = 0; at < width * bytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
-// Writes the inverse norms of the rows of x, which have the type T, to `inverse` (rows,).
+// Whether x holds numbers of T, and those of each column are contiguous.
 template <class T>
-void inverse_norms(const Matrix& x, int64_t width, T* inverse, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
+bool lies_by_columns(const Matrix& x) {
+  return x.dtype == kDtypeOf<T> && x.row_stride == 1 && x.column_stride != 1;
+}
+
+// Calls f(row, n) for each group of rows [row, row + n) of [begin, end) that are read at a time: up
+// to kRowGroup rows if x lies by columns, otherwise single rows.
+template <class T, class F>
+void for_row_groups(const Matrix& x, int64_t begin, int64_t end, const F& f) {
+  const int64_t most = lies_by_columns<T>(x) ? kRowGroup : 1;
+  for (int64_t row = begin; row < end; row += most) f(row, min_of(most, end - row));
+}
+
+// Loads `count` numbers, from column `column` on, of each of the n rows of a group into `out`,
+// where rows are `stride` apart.
+template <class T>
+void load_group(const Matrix& x, int64_t row, int64_t n, int64_t column, int64_t count, T* out,
+                int64_t stride) {
+  if (!lies_by_columns<T>(x)) return load(x, row, column, count, out);
+  const T* from = static_cast<const T*>(x.data) + row + column * x.column_stride;
+  transpose(from, x.column_stride, out, stride, count, false, int64_t(0), n);
+}
+
+// Returns a pointer to the rows of a group, (n, width): to those in x itself if it holds contiguous
+// rows of T, otherwise to `out`, into which they are loaded.
+template <class T>
+const T* read_group(const Matrix& x, int64_t row, int64_t n, int64_t width, T* out) {
+  if (!lies_by_columns<T>(x)) return read(x, row, 0, width, out);
+  load_group(x, row, n, 0, width, out, width);
+  return out;
+}
+
+// Writes the inverse norms of the rows of x, which have the type T, to `inverse` (rows,). memory:
+// (kRowGroup, width).
+template <class T>
+void inverse_norms(const Matrix& x, int64_t width, T* memory, T* inverse, int64_t begin,
+                   int64_t end) {
+  for_row_groups<T>(x, begin, end, [&](int64_t row, int64_t n) {
     if (row + kRowsAhead < end) prefetch_row(x, row + kRowsAhead, width);
-    inverse[row] = T(inverse_norm<T>(sum_of_squares(read<T>(x, row, 0, width, nullptr), width)));
-  }
+    const T* from = read_group(x, row, n, width, memory);
+    for (int64_t r = 0; r < n; ++r) {
+      inverse[row + r] = T(inverse_norm<T>(sum_of_squares(from + r * width, width)));
+    }
+  });
 }
 
 // Writes the unit rows x / |x| to `unit` (rows, width) and the inverse norms to `inverse` (rows,).
 template <class T>
 void unit_rows(const Matrix& x, int64_t width, T* unit, T* inverse, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    T* out = unit + row * width;
+  for_row_groups<T>(x, begin, end, [&](int64_t row, int64_t n) {
     if (row + kRowsAhead < end) prefetch_row(x, row + kRowsAhead, width);
-    const T* from = read(x, row, 0, width, out);
-    const T factor = T(inverse_norm<T>(sum_of_squares(from, width)));
-    inverse[row] = factor;
+    const T* group = read_group(x, row, n, width, unit + row * width);
+    for (int64_t r = 0; r < n; ++r) {
+      const T* from = group + r * width;
+      T* out = unit + (row + r) * width;
+      const T factor = T(inverse_norm<T>(sum_of_squares(from, width)));
+      inverse[row + r] = factor;
 #pragma omp simd
-    for (int64_t k = 0; k < width; ++k) out[k] = factor * from[k];
-  }
+      for (int64_t k = 0; k < width; ++k) out[k] = factor * from[k];
+    }
+  });
 }
 
 // x = outer * (g - along * x)
@@ -83,23 +125,28 @@ void subtract_along(T* x, const T* g, T along, T outer, int64_t count) {
 template <class T>
 void unit_rows_backward(const T* grad_unit, const Matrix& x, int64_t width, const T* inverse,
                         T factor, void* grad, Dtype dtype, T* dots, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const T* g = grad_unit + row * width;
-    const T r = inverse[row];
-    if (row + kRowsAhead < end) prefetch_row(x, row + kRowsAhead, width);
-    T chunk[kChunk];
-    double sum = 0;
+  for_row_groups<T>(x, begin, end, [&](int64_t first, int64_t rows) {
+    if (first + kRowsAhead < end) prefetch_row(x, first + kRowsAhead, width);
+    T chunks[kRowGroup][kChunk];  // of each row of the group
+    double sums[kRowGroup] = {};
     for_chunks(0, width, [&](int64_t at, int64_t n) {
-      load(x, row, at, n, chunk);
-      sum += dot(chunk, g + at, n);
+      load_group(x, first, rows, at, n, chunks[0], kChunk);
+      for (int64_t r = 0; r < rows; ++r) {
+        sums[r] += dot(chunks[r], grad_unit + (first + r) * width + at, n);
+      }
     });
-    dots[row] = T(sum * r);
+    for (int64_t r = 0; r < rows; ++r) dots[first + r] = T(sums[r] * inverse[first + r]);
     for_chunks(0, width, [&](int64_t at, int64_t n) {
-      if (width > kChunk) load(x, row, at, n, chunk);
-      subtract_along(chunk, g + at, dots[row] * r, factor * r, n);
-      store(chunk, n, grad, dtype, row * width + at);
+      if (width > kChunk) load_group(x, first, rows, at, n, chunks[0], kChunk);
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t row = first + r, place = row * width + at;
+        const T unit_factor = inverse[row];
+        subtract_along(chunks[r], grad_unit + place, dots[row] * unit_factor, factor * unit_factor,
+                       n);
+        store(chunks[r], n, grad, dtype, place);
+      }
     });
-  }
+  });
 }
 
 // Extends prefixes by the columns x (rows, width). `norms` (rows,) are those of the prefixes

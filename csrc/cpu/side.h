@@ -35,11 +35,12 @@ class Side {
  public:
   // memory: where the rows may be written, (count, width), or null. width: the number of leading
   // columns of x that are used. lazy: products may read x itself, and multiply its rows by their
-  // inverse norms. That saves the memory of the unit rows.
+  // inverse norms. That saves the memory of the unit rows. The rows are then not read one by one.
   Side(const Tensor& x, bool cosine, T* memory = nullptr) : Side(x, x.size(1), cosine, memory) {}
   Side(const Tensor& x, int64_t width, bool cosine, T* memory, bool lazy = false)
       : count(x.size(0)), width(width), from_(matrix(x)), cosine_(cosine),
-        in_place_((lazy || !cosine) && width == x.size(1) && has_type<T>(x) && x.is_contiguous()),
+        in_place_(has_type<T>(x) && (cosine ? lazy && (x.stride(0) == 1 || x.stride(1) == 1)
+                                            : width == x.size(1) && x.is_contiguous())),
         memory_(in_place_ || memory ? 0 : count * width), inverse_(cosine ? count : 0),
         rows_(in_place_ ? static_cast<const T*>(from_.data) : memory ? memory : memory_) {
     T* const target = memory ? memory : memory_;
@@ -54,9 +55,14 @@ class Side {
 
   operator const T*() const { return rows_; }
 
-  // The inverse norms by which products multiply the rows, (count,); null if the rows stay as they
-  // are.
-  const T* inverse() const { return cosine_ && in_place_ ? static_cast<const T*>(inverse_) : nullptr; }
+  // The rows as products read them: x itself, if products multiply its rows by their inverse norms.
+  Matrix operand() const { return inverse() ? from_ : Matrix{rows_, kDtypeOf<T>, width, 1}; }
+
+  // The inverse norms by which products multiply the rows of operand(), (count,); null if these
+  // stay as they are.
+  const T* inverse() const {
+    return cosine_ && in_place_ ? static_cast<const T*>(inverse_) : nullptr;
+  }
 
   // Replaces dL/drows in `grad` (count, width) by dL/dx. With `cosine`, `grad` may be the memory of
   // the unit rows. Returns sum_i rows_i . (dL/drows)_i with `wants_sum`, otherwise 0.

@@ -83,7 +83,7 @@ class SweepProducts {
     for (size_t k = 0; k < x_.by_width.size(); ++k) {
       const auto& x = x_.by_width[k];
       kernels().of<T>().score_panels(x.row(part.row), x.width, packed(k), part.columns, scores(k),
-                                     stride, false, rows, panels, static_cast<const T*>(nullptr));
+                                     stride, false, rows, panels, {});
     }
   }
 
@@ -119,8 +119,9 @@ class SweepProducts {
       const bool add = !first_columns_ || part.column > 0;
       over_widths(part.rows, part.columns, [&](size_t k, Range rows) {
         const auto& y = y_.by_width[k];
-        table.multiply_rows(scores(k), stride, part.columns, y.row(part.column), nullptr,
-                            y.width, grad_x_.by_width[k].row(part.row), add, rows);
+        const Matrix columns{y.row(part.column), kDtypeOf<T>, y.width, 1};
+        table.multiply_rows(scores(k), stride, part.columns, columns, nullptr, y.width,
+                            grad_x_.by_width[k].row(part.row), add, rows);
       });
     }
   }

@@ -322,8 +322,8 @@ class TripletLoss {
   std::optional<SplitSides> split_;
   Block<T> all_{};
   Triplets<T> triplets_;
-  // The inverse norms of the rows, (N,); for each slice of rows the sum of its unit rows times their
-  // common score gradients, (slices, D).
+  // The inverse norms of the rows, (N,); for each slice of rows the sum of its unit rows times
+  // their common score gradients, (slices, D).
   const Scratch<T> inverse_, slice_sums_;
 };
 

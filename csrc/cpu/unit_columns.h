@@ -39,7 +39,7 @@ class UnitColumns {
     const auto& k = kernels().of<T>();
     const T* next = end < count ? packed_ + end * width : nullptr;
     k.score_panels(x, width, packed_ + begin * width, end - begin, scores, stride, false, {0, rows},
-                   {0, ceil_div(end - begin, k.panel_columns)}, next);
+                   {0, ceil_div(end - begin, k.panel_columns)}, {next, k.panel_columns});
   }
 
   const T* inverse() const { return inverse_; }

@@ -239,7 +239,7 @@ def test_pairs_without_targets_are_an_error(kind, usable):
 @pytest.mark.parametrize(("tall", "width"), [(5, 129), (64, 250), (13, 16), (13, 64)])
 def test_many_columns_as_they_are(tall, width, dtype, monkeypatch, usable):
     """Columns of the compute type are multiplied by their inverse norms while they are packed for
-    each band, in place of unit rows, which are made of columns that are not contiguous."""
+    each band, if their rows or their columns are contiguous. Of others unit rows are made."""
     usable("cpu")
     monkeypatch.setattr(one_call, "band_rows", lambda *_: tall)
     monkeypatch.setattr(one_call, "parts_serve_loss", lambda *_: False)
@@ -258,10 +258,12 @@ def test_many_columns_as_they_are(tall, width, dtype, monkeypatch, usable):
         loss = fastsim.info_nce(x_leaf, y_leaf, positives, temperature=scale)
         return [loss.detach(), *torch.autograd.grad(loss, (x_leaf, y_leaf, scale))]
 
-    apart = torch.cat([y, y[:, :1]], 1)[:, :width]
-    assert not apart.is_contiguous()
-    for lazy, unit in zip(results(y), results(apart), strict=True):
-        assert torch.equal(lazy, unit)
+    of_unit_rows = results(y.repeat_interleave(2, dim=1)[:, ::2])
+    rows_apart = torch.cat([y, y[:, :1]], 1)[:, :width]
+    by_columns = torch.cat([y, y[:1]]).t().contiguous().t()[:columns]
+    for lazy in (y, rows_apart, by_columns):
+        for result, expected in zip(results(lazy), of_unit_rows, strict=True):
+            assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("excluded", [False, True])
