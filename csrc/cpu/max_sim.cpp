@@ -128,7 +128,7 @@ class MaxSim {
       LargestProducts<Queries> products(queries_, longest);
       std::vector<int64_t> document_tokens;
       for (int64_t at = begin; at < end && holds_all; ++at) {
-        if (!run_piece(piece(at), products, document_tokens)) holds_all = false;
+        if (!run_piece(piece_at(at), products, document_tokens)) holds_all = false;
       }
     });
     return holds_all;
@@ -142,7 +142,8 @@ class MaxSim {
     Range queries;
   };
 
-  Piece piece(int64_t at) const {
+  // Piece number `at`.
+  Piece piece_at(int64_t at) const {
     const int64_t sequence = at / shares_, share = at % shares_;
     if (own_) {
       const int64_t query = sequence / outputs_.documents;
