@@ -169,7 +169,7 @@ def test_the_prompts_are_of_queries_and_documents():
     """The help of commands that search offers no others: a column's would be refused."""
     for name in ("mine", "search"):
         said = " ".join(run(name, "--help").output.split())
-        assert "A text put before each query or document;" in said
+        assert "Text put before each query or document;" in said
         assert "column's name" not in said
 
 
