@@ -48,4 +48,16 @@ struct Matrix {
   }
 };
 
+// Rows of T that are contiguous and follow one another.
+template <class T>
+Matrix row_major(const T* rows, int64_t width) {
+  return {rows, kDtypeOf<T>, width, 1};
+}
+
+// Whether x holds numbers of T, and those of each column are contiguous.
+template <class T>
+bool lies_by_columns(const Matrix& x) {
+  return x.dtype == kDtypeOf<T> && x.row_stride == 1 && x.column_stride != 1;
+}
+
 }  // namespace fastsim

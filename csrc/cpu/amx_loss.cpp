@@ -178,16 +178,6 @@ double finish(const SplitSide& side, const SplitSide& other, const float* residu
   return sum;
 }
 
-// What decides the roles of all pairs of the matrix, whose scores are not in memory.
-Block<float> all_pairs(const PairArguments& pairs, int64_t rows, int64_t columns) {
-  Block<float> all{};
-  all.rows = rows;
-  all.columns = columns;
-  take_pairs(pairs, all);
-  check_positives(all);
-  return all;
-}
-
 // Whether a loss can take its scores block by block, without whole rows.
 bool takes_blocks(Kind kind) {
   return kind == Kind::softmax || kind == Kind::sigmoid || kind == Kind::squared_error;
@@ -305,7 +295,7 @@ void amx_loss(Tensor x, Tensor y, LOSS_PARAMETERS, int64_t parts, int64_t score_
     metrics.add_row_potentials(Side<float>(x, true));
     metrics.add_column_potentials(Side<float>(y, true));
   }
-  Block<float> all = all_pairs(arguments.pairs, rows.count, columns.count);
+  Block<float> all = all_pairs<float>(arguments.pairs, rows.count, columns.count);
   all.row_metrics = metrics.row_metrics(0);
   const RowLosses<float> losses(arguments, all, 1, grad_x || grad_y);
   if (rows.count == 0 || columns.count == 0) {

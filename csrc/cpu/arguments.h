@@ -186,6 +186,17 @@ void check_positives(const Block<T>& b) {
   }
 }
 
+// What decides the roles of all pairs of a matrix, whose scores are not in memory.
+template <class T>
+Block<T> all_pairs(const PairArguments& pairs, int64_t rows, int64_t columns) {
+  Block<T> all{};
+  all.rows = rows;
+  all.columns = columns;
+  take_pairs(pairs, all);
+  check_positives(all);
+  return all;
+}
+
 // An error unless the pairs have what a kernel requires.
 template <class T>
 void check_needs(const Block<T>& b, Needs needs, const char* kernel) {

@@ -94,7 +94,7 @@ class OwnNegatives {
     const int64_t width = rows_.width;
     over(b.rows, per_row_ * width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const Matrix row_negatives{negatives_ + i * per_row_ * width, kDtypeOf<T>, width, 1};
+        const Matrix row_negatives = row_major<T>(negatives_ + i * per_row_ * width, width);
         kernels().of<T>().multiply_rows(b.scores + i * b.stride, b.stride, per_row_,
                                         row_negatives, nullptr, width, grad + i * width, true,
                                         {0, 1});
@@ -157,9 +157,8 @@ class Sections {
   // The number of columns of all sections together.
   int64_t total_columns() const { return total_columns_; }
 
-  // The distance of two rows of scores: more than a row's length, since rows a power of two apart
-  // would share few cache sets.
-  int64_t stride() const { return total_columns_ + kAligned / int64_t(sizeof(T)); }
+  // The distance of two rows of scores.
+  int64_t stride() const { return panel_stride<T>(total_columns_); }
   // The block of all scores, in memory for stride() numbers for each row. indices: 0, 1, ..., since
   // column i is the positive of row i.
   Block<T> block(T* memory, const std::vector<int64_t>& indices) const {

@@ -52,9 +52,8 @@ class LargestProducts {
   // longest: the number of tokens of the longest document.
   LargestProducts(const Queries& queries, int64_t longest)
       : panel_rows_(std::min(longest, kPanelRows)), columns_(columns_of(panel_rows_)),
-        // No power of two: rows a power of two apart would share few cache sets.
-        stride_(columns_ + 16), document_(queries, panel_rows_), panel_(panel_rows_ * stride_),
-        values_(columns_), places_(columns_) {}
+        stride_(panel_stride<T>(columns_)), document_(queries, panel_rows_),
+        panel_(panel_rows_ * stride_), values_(columns_), places_(columns_) {}
 
   // Finds them for the query tokens [begin, end) and a document of y, given the row numbers of its
   // tokens. Calls take(first, values, places, count) for some query tokens at a time, from `first`

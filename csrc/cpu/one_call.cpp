@@ -73,11 +73,7 @@ Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t 
     guide.emplace(*arguments.guide_rows, *arguments.guide_columns, true, band_rows);
   }
 
-  Block<T> all{};
-  all.rows = row_count;
-  all.columns = column_count;
-  take_pairs(arguments.pairs, all);
-  check_positives(all);
+  const Block<T> all = all_pairs<T>(arguments.pairs, row_count, column_count);
   STD_TORCH_CHECK(!options.symmetric || band_rows >= row_count,
                   "fastsim: in_one_call: wanted all rows in a band");
   const RowLosses<T> losses(arguments, all, factor, to_x || to_y);

@@ -49,8 +49,7 @@ class Panel {
   }
 
  private:
-  // No power of two: rows a power of two apart would share few cache sets.
-  int64_t stride() const { return columns_ + kAligned / int64_t(sizeof(T)); }
+  int64_t stride() const { return panel_stride<T>(columns_); }
 
   const T* const x_;
   const Matrix y_;

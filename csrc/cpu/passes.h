@@ -89,11 +89,10 @@ void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, 
 template <class T>
 L2Rows<T> next_panel(const Matrix& y, int64_t row, int64_t rows, int64_t width) {
   const int64_t wide = kernels().of<T>().panel_columns;
-  const bool lies_by_columns = y.row_stride == 1;
-  const bool lies_by_rows = y.column_stride == 1 && y.row_stride == width;
-  if (row + wide > rows || y.dtype != kDtypeOf<T> || !(lies_by_columns || lies_by_rows)) return {};
+  const bool row_major = y.dtype == kDtypeOf<T> && y.column_stride == 1 && y.row_stride == width;
+  if (row + wide > rows || !(row_major || lies_by_columns<T>(y))) return {};
   const T* first = static_cast<const T*>(y.data) + row * y.row_stride;
-  return {first, lies_by_columns ? y.column_stride : wide};
+  return {first, row_major ? wide : y.column_stride};
 }
 
 // The same for columns y that are not packed. With `inverse` each column is multiplied by its
@@ -151,7 +150,7 @@ template <class T>
 void multiply_panel(const Block<T>& b, const T* right, int64_t width, T* out, bool transposed,
                     bool add) {
   if (!transposed) {
-    return multiply_panel<T>(b, {right, kDtypeOf<T>, width, 1}, nullptr, width, out, add);
+    return multiply_panel<T>(b, row_major(right, width), nullptr, width, out, add);
   }
   if (b.rows == 0 && !add) std::fill_n(out, b.columns * width, T(0));  // the kernel writes nothing
   over_tiles(b.columns, b.rows * width, [&](Range columns) {

@@ -51,15 +51,26 @@ FASTSIM_INLINE void prefetch_rows(const L2Rows<T>& l2_rows, int64_t begin, int64
 // far apart that they share a few sets of L1: 8 of 64, if a row has 384 numbers.
 constexpr bool packing_pays(int64_t rows) { return kRowFitsLine && rows >= 10 * kTileRows; }
 
+// Packs `columns` numbers of a row, as `change` returns them, and zeros up to `padded`.
+// change(numbers, j): for a vector of the numbers from the index j on, or for the number at j.
+template <class T, class Change>
+FASTSIM_INLINE void pack_row(const T* row, int64_t columns, int64_t padded, T* packed,
+                             const Change& change) {
+  int64_t j = 0;
+  for (; j + kLanes<T> <= columns; j += kLanes<T>) {
+    put_vector<T>(change(vector_at(row + j), j), packed + j);
+  }
+  for (; j < padded; ++j) packed[j] = j < columns ? change(row[j], j) : T(0);
+}
+
 // Packs a block b (depth, columns) of the right operand, with rows `b_step` apart, into the
 // contiguous `packed` (depth, padded). The columns after `columns` are zeros.
 template <class T>
 void pack_block(const T* b, int64_t b_step, int64_t columns, int64_t padded, int64_t depth,
                 T* packed) {
+  const auto unchanged = [](auto numbers, int64_t) { return numbers; };
   for (int64_t k = 0; k < depth; ++k, b += b_step, packed += padded) {
-    int64_t j = 0;
-    for (; j + kLanes<T> <= columns; j += kLanes<T>) put_vector<T>(vector_at(b + j), packed + j);
-    for (; j < padded; ++j) packed[j] = j < columns ? b[j] : T(0);
+    pack_row(b, columns, padded, packed, unchanged);
   }
 }
 
@@ -80,11 +91,8 @@ void pack_unit_block(const Matrix& y, const T* inverse, int64_t row, int64_t col
   }
   for (int64_t k = 0; k < depth; ++k, from += step, packed += wide) {
     const T factor = inverse[row + k];
-    int64_t j = 0;
-    for (; j + kLanes<T> <= columns; j += kLanes<T>) {
-      put_vector<T>(vector_at(from + j) * factor, packed + j);
-    }
-    for (; j < padded; ++j) packed[j] = j < columns ? from[j] * factor : T(0);
+    const auto times_factor = [factor](auto numbers, int64_t) { return numbers * factor; };
+    pack_row(from, columns, padded, packed, times_factor);
   }
 }
 
@@ -152,12 +160,15 @@ template <class T>
 void pack_unit_columns(const T* y, int64_t step, const T* inverse, int64_t count, int64_t width,
                        T* packed) {
   const int64_t padded = vectors_of<T>(count) * kLanes<T>;
-  for (int64_t k = 0; k < width; ++k, y += step, packed += kTileColumns<T>) {
-    int64_t j = 0;
-    for (; j + kLanes<T> <= count; j += kLanes<T>) {
-      put_vector<T>(vector_at(y + j) * vector_at(inverse + j), packed + j);
+  const auto times_inverse = [&](auto numbers, int64_t j) {
+    if constexpr (sizeof(numbers) == sizeof(T)) {
+      return numbers * inverse[j];
+    } else {
+      return numbers * vector_at(inverse + j);
     }
-    for (; j < padded; ++j) packed[j] = j < count ? y[j] * inverse[j] : T(0);
+  };
+  for (int64_t k = 0; k < width; ++k, y += step, packed += kTileColumns<T>) {
+    pack_row(y, count, padded, packed, times_inverse);
   }
 }
 
@@ -169,7 +180,7 @@ template <class T>
 void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, const T* inverse,
                 T* unit, T* packed) {
   constexpr int64_t wide = kTileColumns<T>;
-  if (inverse && y.dtype == kDtypeOf<T> && y.row_stride == 1) {
+  if (inverse && lies_by_columns<T>(y)) {
     return pack_unit_columns(static_cast<const T*>(y.data) + row, y.column_stride, inverse + row,
                              count, width, packed);
   }
@@ -198,7 +209,7 @@ void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, cons
 template <class T>
 void pack_panels(const T* y, int64_t rows, int64_t width, T* packed, Range panels) {
   constexpr int64_t wide = kTileColumns<T>;
-  const Matrix from{y, kDtypeOf<T>, width, 1};
+  const Matrix from = row_major(y, width);
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
     pack_panel<T>(from, at, min_of(wide, rows - at), width, nullptr, nullptr, packed + at * width);

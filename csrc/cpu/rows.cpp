@@ -204,8 +204,8 @@ void hardest_pairs(Tensor x, Tensor groups, Tensor indices, Tensor distances, Te
     Block<T> all{};
     all.row_groups = all.column_groups = input<int64_t>(groups, "groups", rows);
     all.skip = Skip::diagonal;
-    const Matrix centred{centred_points, kDtypeOf<T>, width, 1};
-    const Panel<T> panel(centred_points, rows, centred, nullptr, rows, width, rows);
+    const Panel<T> panel(centred_points, rows, row_major<T>(centred_points, width), nullptr, rows,
+                         width, rows);
     const Block<T> b = panel.band(0, all);
 
     int64_t* columns = output<int64_t>(indices, "indices", 2 * rows);

@@ -49,12 +49,6 @@ FASTSIM_INLINE void prefetch_row(const Matrix& x, int64_t row, int64_t width) {
   for (int64_t at = 0; at < width * bytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
-// Whether x holds numbers of T, and those of each column are contiguous.
-template <class T>
-bool lies_by_columns(const Matrix& x) {
-  return x.dtype == kDtypeOf<T> && x.row_stride == 1 && x.column_stride != 1;
-}
-
 // Calls f(row, n) for each group of rows [row, row + n) of [begin, end) that are read at a time: up
 // to kRowGroup rows if x lies by columns, otherwise single rows.
 template <class T, class F>

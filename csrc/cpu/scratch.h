@@ -12,6 +12,13 @@ namespace fastsim {
 constexpr int64_t kAligned = 64;  // bytes of a vector or a cache line, the alignment of memory
 constexpr int64_t kHugePage = 2 << 20;
 
+// The distance in memory of two rows of scores with so many columns. It exceeds their number, since
+// rows a power of two apart would share few cache sets.
+template <class T>
+int64_t panel_stride(int64_t columns) {
+  return columns + kAligned / int64_t(sizeof(T));
+}
+
 // Advises the system to use huge pages (memory.cpp).
 void advise_huge_pages(void* data, int64_t bytes);
 

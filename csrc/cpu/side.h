@@ -56,7 +56,7 @@ class Side {
   operator const T*() const { return rows_; }
 
   // The rows as products read them: x itself, if products multiply its rows by their inverse norms.
-  Matrix operand() const { return inverse() ? from_ : Matrix{rows_, kDtypeOf<T>, width, 1}; }
+  Matrix operand() const { return inverse() ? from_ : row_major(rows_, width); }
 
   // The inverse norms by which products multiply the rows of operand(), (count,); null if these
   // stay as they are.

@@ -301,7 +301,7 @@ void run_over_parts(const SweepArguments& given, const Panels<T>& panels, int64_
                   "fastsim: ", Kernel::name, ": wanted column_sums or column_dots, got both");
   const int64_t wide = in_parts ? std::min(b.columns, kPartColumns) : b.columns;
   const int64_t tall = in_parts ? even_part(b.rows, kPartRows, kSumRows) : b.rows;
-  const int64_t row_stride = wide + kAligned / int64_t(sizeof(T));
+  const int64_t row_stride = panel_stride<T>(wide);
   const Scratch<T> memory(panel_rows < b.rows ? widths * tall * row_stride : 0);
   const SweepProducts<T> products({given.x, "x", widths, b.rows}, {given.y, "y", widths, b.columns},
                                   {given.grad_x, "grad_x", widths, b.rows},

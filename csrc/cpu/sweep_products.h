@@ -97,7 +97,7 @@ class SweepProducts {
     for (size_t k = 0; k < x_.by_width.size(); ++k) {
       const auto &x = x_.by_width[k], &y = y_.by_width[k];
       b.scores = scores(k);
-      const Matrix columns{y.row(part.column), kDtypeOf<T>, y.width, 1};
+      const Matrix columns = row_major<T>(y.row(part.column), y.width);
       fill_scores<T>(x.row(part.row), x.width, columns, nullptr, b, false);
     }
   }
@@ -119,7 +119,7 @@ class SweepProducts {
       const bool add = !first_columns_ || part.column > 0;
       over_widths(part.rows, part.columns, [&](size_t k, Range rows) {
         const auto& y = y_.by_width[k];
-        const Matrix columns{y.row(part.column), kDtypeOf<T>, y.width, 1};
+        const Matrix columns = row_major<T>(y.row(part.column), y.width);
         table.multiply_rows(scores(k), stride, part.columns, columns, nullptr, y.width,
                             grad_x_.by_width[k].row(part.row), add, rows);
       });

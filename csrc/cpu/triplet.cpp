@@ -132,8 +132,7 @@ class PanelScores {
   PanelScores(const ComputeScores<T>& score, int64_t rows, const Block<T>& all)
       : score_(score), rows_(rows), all_(all),
         part_columns_(kPartPanels * kernels().of<T>().panel_columns),
-        // No power of two: rows a power of two apart would share few cache sets.
-        stride_(part_columns_ + kAligned / int64_t(sizeof(T))),
+        stride_(panel_stride<T>(part_columns_)),
         places_(ceil_div(all.columns, part_columns_)), memory_((1 + keep()) * rows * stride_) {}
 
   // Writes the score of each row's positive, with which its other scores are compared.

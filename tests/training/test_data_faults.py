@@ -29,11 +29,7 @@ FAULTS = {
     ),
     "open quote": ("csv", 'sentence1,sentence2,score\n"a,b,1\n', "line 2: unexpected end of data"),
     "strange header": ("csv", "x,y\na,b\n", "columns: wanted one of"),
-    "twice": (
-        "csv",
-        "anchor,positive,anchor\na,b,c\n",
-        "column once, got 'anchor' twice",
-    ),
+    "twice": ("csv", "anchor,positive,anchor\na,b,c\n", "column once, got 'anchor' twice"),
     "no rows": ("csv", "anchor,positive\n", "wanted at least one row, got none"),
     "nothing": ("csv", "", "wanted at least one row, got none"),
     "no json": ("jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor\n', "line 2: not JSON"),
