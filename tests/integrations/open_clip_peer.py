@@ -36,3 +36,11 @@ def found_by(results, ours, theirs, given):
         results(theirs, given, torch.float64),
         [eps * move for move in moved],
     )
+
+
+def arguments(unit, scale_shape, biased, *, rows=33, width=20, seed=5):
+    """(images, texts, scale, bias), the bias only if `biased`."""
+    image, text = (features(rows, width, unit=unit, seed=seed + k) for k in range(2))
+    scale = torch.full(scale_shape, 14.3)
+    bias = torch.tensor(-7.0) if biased else None
+    return image, text, scale, bias

@@ -21,8 +21,7 @@ def pairwise_cos_sim(a, b):
 
     Theirs computes other shapes, dtypes and layouts.
     """
-    alike = a.is_floating_point() and a.dtype == b.dtype and a.dim() == 2
-    alike = alike and a.shape == b.shape
+    alike = a.is_floating_point() and (a.dtype, a.shape) == (b.dtype, b.shape) and a.dim() == 2
     if not alike or a.is_sparse or b.is_sparse:
         return util.pairwise_cos_sim(a, b)
     return paired_cosine_similarity(a, b)
