@@ -131,6 +131,37 @@ def test_dtype_of_the_loss(name, dtype, autocast):
     assert any(abs(mine - true) <= 2 * eps * max(1, abs(true)) + by_theirs for true in truths)
 
 
+@pytest.mark.parametrize("name", TAUGHT)
+def test_dtype_of_a_teacher(name):
+    """It counts in theirs, whichever came first."""
+    columns, scores = any_batch(name, [column.bfloat16() for column in vectors(3)])
+    for dtype in (torch.bfloat16, torch.float64, torch.float32):
+        mine, peers = (
+            any_loss(package, name)(with_guides(columns, columns), scores.to(dtype))
+            for package in (ours, theirs)
+        )
+        assert mine.dtype == peers.dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "learnt"),
+    [("CachedMultipleNegativesRankingLoss", "scale"), ("CachedGISTEmbedLoss", "temperature")],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dtype_with_a_learnt_number(name, learnt, autocast):
+    """The number may be wider than the loss, and so may its gradient."""
+    columns = [column.bfloat16().requires_grad_() for column in vectors(2)]
+    values = []
+    for package in (ours, theirs):
+        loss = any_loss(package, name)
+        setattr(loss, learnt, torch.nn.Parameter(torch.tensor(0.5)))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            values.append(loss(with_guides(columns, columns), None))
+        values[-1].backward()
+        assert getattr(loss, learnt).grad.dtype == torch.float32
+    assert values[0].dtype == values[1].dtype
+
+
 class OfSoMany(torch.nn.MSELoss):
     """A user's function that takes batches of one size."""
 

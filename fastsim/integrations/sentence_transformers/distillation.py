@@ -47,7 +47,7 @@ class _PairScores(FunctionAttribute, Fused):
             vars(peer)["similarity_fct"] = util.pairwise_cos_sim
             return super(Fused, peer).compute_loss_from_embeddings(list(rows), labels[:2])
 
-        return self.in_their_dtype(loss, theirs_on_rows, embeddings)
+        return self.in_their_dtype(loss, theirs_on_rows, embeddings, labels)
 
 
 class DistillKLDivLoss(_PairScores, theirs.DistillKLDivLoss):

@@ -43,15 +43,18 @@ class Fused(Replacement):
         """Whether their code has to compute the loss: it is not fused, or there are no rows."""
         return self.is_unfused(stacklevel=4) or len(embeddings[0]) == 0
 
-    def in_their_dtype(self, loss, theirs, embeddings):
-        """The loss in the dtype of theirs(*columns), called with two rows of each column."""
+    def in_their_dtype(self, loss, theirs, embeddings, *others):
+        """The loss in the dtype of theirs(*columns), called with two rows of each column.
+
+        others: further inputs of the loss whose dtypes count, such as labels.
+        """
         functions = ("distance_metric", "similarity_fct", "loss_fct")
         owner = type(self), *(function_key(getattr(self, name, None)) for name in functions)
 
         def call():
             return theirs(*(column.detach()[:2] for column in embeddings))
 
-        return in_their_dtype(loss, owner, call, *embeddings)
+        return in_their_dtype(loss, owner, call, *embeddings, *others)
 
     def get_config_dict(self):
         """The options, with the value of a learnt number."""
@@ -118,7 +121,8 @@ class LearntInCache:
         loss = super().forward(sentence_features, labels)
         if self._derivative is not None:
             number = getattr(self, self.learnt)
-            loss = loss + (number - number.detach()) * self._derivative
+            learnt = (number - number.detach()) * self._derivative  # 0, with the derivative
+            loss = loss + learnt.to(loss.dtype)
             self._derivative = None
         return loss
 
