@@ -22,8 +22,9 @@ DATA_HELP = (
 )
 CORPUS_HELP = "the lines of a .txt file, or the column text of a data file or hub data set."
 COLUMNS_HELP = (
-    "Columns of the file in order, such as sentence1,sentence2,score; or, if the header has other"
-    " names, sentence1=first,sentence2=second,score=gold. Default: the names in the header."
+    "Columns of the file in order, such as sentence1,sentence2,score, with _ for one that is not"
+    " used; or, if the header has other names, sentence1=first,sentence2=second,score=gold."
+    " Default: the names in the header."
 )
 _FORMAT = click.option(
     "--format",

@@ -35,7 +35,7 @@ def check_header(header, used, path):
     """`DataError` if the header has one of the used names twice."""
     for name in used:
         if header.count(name) > 1:
-            raise DataError(f"{path}, line 1: wanted each column once, got {name!r} twice")
+            raise DataError(f"{path}: wanted each column once, got {name!r} twice")
 
 
 def select(header, roles, path):

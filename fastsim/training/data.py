@@ -74,8 +74,7 @@ def read_data(
     try:
         layout = _read_into(store, paths, reading, bad if skip_bad_rows else None, say)
         if bad:
-            more = "" if len(bad) <= _SHOWN else f" and {len(bad) - _SHOWN} more"
-            say(f"skipped {counted(len(bad), 'row')}: {'; '.join(bad[:_SHOWN])}{more}")
+            say(_skipped(bad))
         return store.dataset(), layout
     except BaseException:  # including Ctrl-C
         store.discard()
@@ -109,7 +108,8 @@ def _read_into(store, paths, reading, bad, say):
             raise DataError(f"{file}: {header_fault(error, opened.header)}") from error
         used = [opened.places[column] for column in layout.columns]
         if unused := [name for place, name in enumerate(opened.header) if place not in used]:
-            say(f"{file}: columns not used: {', '.join(unused)}")
+            names = ", ".join(name or "(no name)" for name in unused)
+            say(f"{file}: columns not used: {names}")
         if last is not None and layout != last:
             raise DataError(
                 f"{file}: wanted the columns of {paths[0]} ({', '.join(last.columns)}), got"
@@ -121,8 +121,14 @@ def _read_into(store, paths, reading, bad, say):
         for part in opened.parts(file, layout, bad):
             store.add(part)
         if store.rows == count:
-            raise DataError(f"{file}: wanted at least one row, got none")
+            why = f"; {_skipped(bad)}" if bad else ""
+            raise DataError(f"{file}: wanted at least one row, got none{why}")
     return last
+
+
+def _skipped(bad):
+    more = "" if len(bad) <= _SHOWN else f" and {len(bad) - _SHOWN} more"
+    return f"skipped {counted(len(bad), 'row')}: {'; '.join(bad[:_SHOWN])}{more}"
 
 
 def _named_fields(path, kind, delimiter, header):

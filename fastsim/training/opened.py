@@ -23,6 +23,7 @@ from fastsim.training.rows import (
 from fastsim.training.values import checked_rows
 
 _PART = 10_000  # rows checked and written at a time
+_ALL_NAMED = "; --columns has a name for each field, and `_` for one that is not used"
 
 
 class Opened(NamedTuple):
@@ -60,21 +61,23 @@ def open_delimited(path, kind, roles, delimiter, header, say):
         places = {role: place for place, (role, _) in enumerate(roles) if role != "_"}
         rows = itertools.chain([first] if second is None else [first, second], rows)
         width, headers, names = len(roles), 0, []
+    elif header is False and has_all:
+        raise DataError(f"{path}: line 1 has the names of the columns, so leave out --no-header")
     elif header is False:
         raise DataError(f"{path}: wanted --columns without = for a file without a header")
     else:
         places = select(names, roles, path)
         width, headers = len(names), 1
     used = list(places.values())
-    tables = delimited_tables(path, kind, delimiter, width, used, skip=headers)
-    rows = _select_places(path, rows, used, width)
+    tables = delimited_tables(path, kind, delimiter, width, set(used), skip=headers)
+    rows = _select_places(path, rows, used, width, "" if headers else _ALL_NAMED)
     return Opened(places, functools.partial(_delimited_parts, places, tables, rows), names)
 
 
-def _select_places(path, rows, places, width):
-    """The values at these places of rows of `width` fields."""
+def _select_places(path, rows, places, width, hint):
+    """The values at these places of rows of `width` fields. hint: for a row with more fields."""
     for where, row in rows:
-        fault = width_fault(row, width, path, where)
+        fault = width_fault(row, width, path, where, hint)
         yield where, fault or [row[place] for place in places]
 
 

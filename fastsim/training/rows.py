@@ -141,14 +141,17 @@ def delimited_rows(path, kind, delimiter=None):
                 yield f"line {start}", row
 
 
-def width_fault(row, width, path, where):
-    """The `DataError` of a malformed row, or of one with the wrong number of fields; else None."""
+def width_fault(row, width, path, where, hint=""):
+    """The `DataError` of a malformed row, or of one with the wrong number of fields; else None.
+
+    hint: added to the message if there are too many fields.
+    """
     if isinstance(row, DataError):
         return row
     if len(row) == width:
         return None
     text = f"{path}, {where}: wanted {width} fields, got {len(row)}"
-    return DataError(text + other_delimiter(row, width))
+    return DataError(text + (hint if len(row) > width else other_delimiter(row, width)))
 
 
 def other_delimiter(row, width=None):

@@ -148,6 +148,20 @@ def test_long_fields_gzip_json_and_several_files(tmp_path):
         read_data(path)
 
 
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_column_may_be_anchor_and_positive(kind, tmp_path):
+    """So are texts trained without labels: both vectors of a text, with different dropout."""
+    path = tmp_path / f"data.{kind}"
+    if kind == "parquet":
+        parquet.write_table(pyarrow.table({"text": ["a", "b"]}), path)
+    elif kind == "jsonl":
+        path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    else:
+        path.write_text("text\na\nb\n")
+    dataset, _ = read_data(path, columns="anchor=text,positive=text")
+    assert dataset.to_dict() == {"anchor": ["a", "b"], "positive": ["a", "b"]}
+
+
 def test_columns_of_arrow_are_read_as_rows_are(tmp_path, monkeypatch):
     """Classes that are numbers, scores that are integers, other types of text: the same values."""
     from fastsim.training import tables

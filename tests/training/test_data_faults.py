@@ -163,6 +163,10 @@ def test_columns_that_are_not_used_are_named(kind, tmp_path):
     assert said == [f"{path}: columns not used: id, label, source"]
     read_data(path, columns="anchor=id,positive=anchor", say=said.append)
     assert said[1:] == [f"{path}: columns not used: label, positive, source"]
+    path, said = tmp_path / "index.csv", []
+    path.write_text(",text,label\n0,a,1\n")  # as pandas writes the index of its rows
+    read_data(path, say=said.append)
+    assert said == [f"{path}: columns not used: (no name)"]
 
 
 def test_a_name_may_be_there_twice_where_it_is_not_used(tmp_path):
@@ -242,6 +246,13 @@ def test_messages_say_what_to_do(tmp_path):
     with pytest.raises(DataError, match="line 1: wanted 3 fields, got 1; try --delimiter ';'"):
         read_data(path, columns=columns)
     assert read_data(path, columns=columns, delimiter=";")[0]["score"][:] == [1.0]
+    path.write_text("a,b,1,x\n")
+    with pytest.raises(DataError, match=r"wanted 3 fields, got 4; .* `_` for one that is not used"):
+        read_data(path, columns=columns)
+    assert read_data(path, columns=f"{columns},_")[0]["score"][:] == [1.0]
+    path.write_text(f"{columns}\na,b,1\n")
+    with pytest.raises(DataError, match=r"line 1 has the names of the columns, .*--no-header"):
+        read_data(path, columns=columns, header=False)
     path.write_text("sentence1,sentence2,score\na;b\n")  # no other sign makes it a row
     with pytest.raises(DataError, match=r"line 2: wanted 3 fields, got 1$"):
         read_data(path)
@@ -275,6 +286,9 @@ def test_bad_rows_are_left_out_and_counted(tmp_path):
     assert said[0].startswith("skipped 4 rows: ")
     assert "line 3: wanted 2 fields, got 1" in said[0]
     assert said[0].endswith("and 1 more")
+    path.write_text("anchor,positive\nc\n,d\n")
+    with pytest.raises(DataError, match=r"one row, got none; skipped 2 rows: .*line 2: wanted"):
+        read_data(path, skip_bad_rows=True, say=said.append)
 
 
 def test_a_malformed_quote_is_a_bad_row(tmp_path):
