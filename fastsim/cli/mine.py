@@ -110,7 +110,8 @@ def mine(model, pairs, output, overwrite, first, last, max_length, prompts, cpu,
     if not rows:
         raise ValueError(
             f"pairs: wanted at least one pair with {negatives} within the limits, got none of"
-            f" {left_out}; widen --first, --last, --margin or --relative-margin"
+            f" {left_out}; widen --first, --last, --margin or --relative-margin, or add texts"
+            " with --corpus"
         )
     write_rows(rows, output, overwrite=overwrite)
     click.echo(f"{counted(len(rows), 'row')}: {click.format_filename(output)}")

@@ -8,7 +8,6 @@ import click
 
 from fastsim.cli.command import (
     Command,
-    Prompt,
     Range,
     Setting,
     Widths,
@@ -43,13 +42,11 @@ def _config(ctx, param, value):
         return
     path = Path(value)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".json":
-            config = json.loads(text)
+            config = json.loads(text, object_pairs_hook=_each_once)
         else:
-            import yaml
-
-            config = yaml.safe_load(text)
+            config = _from_yaml(text)
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"{value}: cannot be read: {error}") from error
     except Exception as error:  # yaml has errors of its own
@@ -67,22 +64,47 @@ def _config(ctx, param, value):
         option = options.get(str(name).lstrip("-").replace("-", "_"))
         if option is None or option is param:
             raise click.BadParameter(f"{value}: wanted options of fastsim train, got {name!r}")
-        if isinstance(setting, bool) != (option.is_flag and setting is not None):
+        if option.name in defaults:
+            raise click.BadParameter(f"{value}: wanted each option once, got {name!r} twice")
+        if setting is not None and isinstance(setting, bool) != option.is_flag:
             wanted = "true or false" if option.is_flag else "a value other than true or false"
             raise click.BadParameter(f"{value}: {name}: wanted {wanted}, got {setting!r}")
         defaults[option.name] = _as_text(option, setting)
+    defaults = {name: setting for name, setting in defaults.items() if setting is not None}
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def _from_yaml(text):
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a name that is there twice, of which PyYAML would take the last."""
+
+        def construct_mapping(self, node, deep=False):
+            _each_once((str(key.value), None) for key, _ in node.value)
+            return super().construct_mapping(node, deep)
+
+    return yaml.load(text, Loader)
+
+
+def _each_once(pairs):
+    """The dictionary of (name, value); ValueError if a name is there twice."""
+    result = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"wanted each name once, got {name!r} twice")
+        result[name] = value
+    return result
 
 
 def _as_text(option, setting):
     """A value of the file as the command line would give it, with `~` expanded in paths."""
-    if isinstance(option.type, (Setting, Prompt)) and isinstance(setting, dict):
-        return [
-            f"{name}={value if isinstance(option.type, Prompt) else json.dumps(value)}"
-            for name, value in setting.items()
-        ]
     if option.is_flag or setting is None:
         return setting
+    if isinstance(setting, dict):
+        as_json = isinstance(option.type, Setting)
+        values = [json.dumps(v) if as_json else "" if v is None else v for v in setting.values()]
+        setting = [f"{name}={value}" for name, value in zip(setting, values, strict=True)]
     is_path = isinstance(option.type, click.Path)
     texts = [
         os.path.expanduser(str(value)) if is_path else str(value)

@@ -131,10 +131,10 @@ def check_output(path, *read, overwrite=False):
         for name in read:
             if name is not None and Path(name).exists() and path.samefile(name):
                 raise OutputError(f"output: wanted another file than those read, got {str(path)!r}")
-        if not overwrite:
-            raise OutputError(f"output: {str(path)!r} exists; --overwrite replaces it")
         if not path.is_file():
             raise OutputError(f"output: wanted a file, got {str(path)!r}")
+        if not overwrite:
+            raise OutputError(f"output: {str(path)!r} exists; --overwrite replaces it")
     check_new_file("output", path)
 
 

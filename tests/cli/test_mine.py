@@ -119,6 +119,7 @@ def test_mine_writes_over_nothing_that_is_read_or_there(tuples, tmp_path, monkey
             (corpus, "--overwrite", 5, "wanted another file than those read"),
             (there, 5, "exists; --overwrite"),
             (tmp_path, "--overwrite", 5, "wanted a file"),
+            (tmp_path, 5, "wanted a file"),  # which --overwrite would not replace
             (tmp_path / "no/such", 5, "No such file"),
             (tmp_path / "new.csv", 5, "wanted a name that ends in .jsonl"),
             (tmp_path / "new.json", 5, "wanted a name that ends in .jsonl"),

@@ -59,14 +59,32 @@ def test_a_file_of_options_a_dry_run_and_the_run(tuples, tmp_path):
         ("accumulate: 16.9", "'16.9' is not a valid integer"),
         ("lora: true", "lora: wanted a value other than true or false, got True"),
         ("resume: 0", "resume: wanted true or false, got 0"),
+        ("epochs: 1\nepochs: 2", "wanted each name once, got 'epochs' twice"),
+        ('{"epochs": 1, "epochs": 2}', "wanted each name once, got 'epochs' twice"),
+        ("batch-size: 4\nbatch_size: 8", "wanted each option once, got 'batch_size' twice"),
+        ("loss-option: {scale: 1, scale: 2}", "wanted each name once, got 'scale' twice"),
     ],
 )
 def test_values_of_a_file_of_options_are_checked(text, reason, tuples, tmp_path):
-    config = tmp_path / "run.yaml"
+    config = tmp_path / ("run.json" if text.startswith("{") else "run.yaml")
     config.write_text(text)
     result = train(tuples, tmp_path / "out", "--config", config, loss="info_nce")
     assert result.exit_code == 2
     assert reason in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_a_file_of_options_may_leave_some_empty(suffix, tuples, tmp_path):
+    """Nothing is the default, or the empty prompt. Some editors write a byte order mark."""
+    config = tmp_path / f"run.{suffix}"
+    setting = {"epochs": None, "lora": None, "header": None, "prompt": {"query": None}}
+    columns = {"anchor": "anchor", "positive": "positive"}
+    config.write_text(json.dumps(setting | {"columns": columns}), encoding="utf-8-sig")
+    result = train(tuples, tmp_path / "out", "--config", config, loss="info_nce")
+    assert result.exit_code == 0, result.output
+    assert Encoder.from_pretrained(tmp_path / "out").prompts == {"query": ""}
+    options = json.loads((tmp_path / "out/fastsim_training.json").read_text())["options"]
+    assert options["epochs"] == 1
 
 
 def test_the_home_folder_in_a_file_of_options(tuples, tmp_path, monkeypatch):
