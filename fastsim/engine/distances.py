@@ -69,25 +69,26 @@ class Distances(NamedTuple):
     def add_gradient(self, grad, score_grad, backend):
         """Adds dL/dx to `grad`, from dL/dvalues (R, N), which is overwritten."""
         # dd_ij / dx_i = (x_i - x_j) / d_ij, 0 at distance 0.
-        pull = torch.where(self.values > 0, score_grad.div_(self.values), 0.0)
         rows = self.rows
         if self.close is None:
             # In float64, where close rows need no exception.
-            pull, x = widened(pull), widened(self.x)
+            x, pull = widened(self.x), _over(widened(score_grad), widened(self.values))
             grad[rows] += (pull.sum(1, keepdim=True) * x[rows] - pull @ x).to(grad.dtype)
             grad += (pull.sum(0)[:, None] * x - pull.T @ x[rows]).to(grad.dtype)
             return
-        of_close = pull[self.close]
-        pull[self.close] = 0.0
-        x = self.centred
+        of_close, distances = score_grad[self.close], self.values[self.close]
+        score_grad[self.close] = 0.0
+        pull, x = _over(score_grad, self.values), self.centred
         grad[rows].addcmul_(pull.sum(1, keepdim=True), x[rows])
         grad.addcmul_(pull.sum(0)[:, None], x)
         add_products(grad, pull.neg_(), x, rows, backend)
-        some = of_close.nonzero()[:, 0]
-        of_close, (of_rows, of_columns) = of_close[some], (side[some] for side in self.close)
+        some = ((of_close != 0) & (distances > 0)).nonzero()[:, 0]
+        of_close, distances = of_close[some, None], distances[some, None]
+        of_rows, of_columns = (side[some] for side in self.close)
         for part in _parts(some, x.shape[1]):
             mine, theirs = of_rows[part] + rows.start, of_columns[part]
-            gaps = _gaps(self.x, mine, theirs).mul_(of_close[part, None])
+            # The difference is divided first: 1 / d overflows for a subnormal d.
+            gaps = _gaps(self.x, mine, theirs).div_(distances[part]).mul_(of_close[part])
             add_rows(grad, mine, gaps)
             add_rows(grad, theirs, gaps.neg_())
 
@@ -121,6 +122,11 @@ def add_products(grad, score_grad, x, rows, backend):
 def _listable(x):
     """Whether close pairs can be listed without waiting for the device."""
     return x.device.type == "cpu"
+
+
+def _over(score_grad, distances):
+    """`score_grad` / `distances` in the memory of the former, 0 at distance 0."""
+    return score_grad.div_(distances).masked_fill_(~(distances > 0), 0.0)
 
 
 def _gaps(x, one, other):

@@ -69,3 +69,14 @@ def test_pairs_that_are_close_are_not_those_that_coincide():
     apart = truth > 0
     errors = ((found.values - truth).abs() / truth)[apart]
     assert errors.max() <= 16 * torch.finfo(torch.float32).eps / 2 / (2 * CLOSE)
+
+
+def test_rows_a_subnormal_number_apart():
+    """1 / d overflows there, the direction between the rows does not."""
+    x = torch.tensor([[0.0], [torch.finfo(torch.float32).tiny / 64], [1.0], [3.0]])
+    groups = torch.tensor([0, 0, 1, 1])
+    _, (truth,) = call(oracles.batch_all_triplet, [x.double()], [groups], {})
+    _, (grad,) = call(losses.batch_all_triplet, [x], [groups], {"backend": "torch"})
+    # Sums of a few unit pulls and distances up to 3, each rounded.
+    eps = torch.finfo(torch.float32).eps
+    torch.testing.assert_close(grad.double(), truth, rtol=0, atol=8 * eps)
