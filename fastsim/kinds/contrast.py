@@ -124,10 +124,10 @@ class Circle(Kind):
 
 
 class Decoupled(Kind):
-    """lse_n z_n - z_p, z = scale s, with one positive p for each row; 0 without a negative.
+    """lse_n z_n - z_p, z = scale s, with one positive p and at least one negative for each row.
 
-    State: top and sum of exponentials of the negatives, top -inf if all of them are; the logit of
-    the positive.
+    -inf if all negatives have the score -inf. State: top and sum of exponentials of the negatives;
+    the logit of the positive.
     """
 
     name = "decoupled"
@@ -137,8 +137,7 @@ class Decoupled(Kind):
 
     def finish(self, tile, state):
         top, total, positive = state
-        none = (total == 0) & ~top.isinf()
-        return torch.where(none, 0 * positive, tile.scale * top + total.log() - positive)
+        return tile.scale * top + total.log() - positive
 
     def coefficients(self, tile, state, grad):
         """Per row: top and weight of exp(scale (s - top)) for the negatives; weight of the
@@ -146,7 +145,7 @@ class Decoupled(Kind):
         """
         top, total, _ = state
         weight = grad * tile.scale
-        return top, over(weight, total), torch.where(total == 0, 0.0, weight)
+        return top, over(weight, total), weight
 
     def largest_score_grad(self, tile, weights, columns):
         return weights.amax() * tile.scale.abs()

@@ -60,7 +60,7 @@ def decoupled_contrastive(
         anchors: (N, D).
         candidates: (M, D); all but the anchor's positive are its negatives.
         positives: (N,) integers, the column of each anchor's positive; None: `arange(N)`.
-        temperature: a positive number or 0-d tensor, which may require a gradient.
+        temperature: a positive number or tensor of one, which may require a gradient.
         candidate_bias: (M,) numbers added to the logits of the candidates; -log q_j for candidates
             sampled with probabilities q_j (see `info_nce`).
         similarity: the score, "cosine" or "dot" for the dot product without normalisation.
@@ -70,7 +70,8 @@ def decoupled_contrastive(
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 
     Returns:
-        A scalar, or (N,) for reduction "none". An anchor without a negative has loss 0.
+        A scalar, or (N,) for reduction "none". An anchor without a negative has loss 0. One whose
+        negatives all have dot products of -inf has loss -inf, the logarithm of 0.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
@@ -117,8 +118,10 @@ def decoupled_contrastive(
     def formula(scores, scale, _):
         return _losses(scores, own, 1 / scale, bias)
 
+    # Without negatives the loss is 0, which a softmax over the positive alone is exactly.
+    kind = "decoupled" if batch.columns > 1 else "softmax"
     return tile_loss(
-        TileLoss("decoupled", Pairs(own, column_bias=bias), cosine=similarity == "cosine"),
+        TileLoss(kind, Pairs(own, column_bias=bias), cosine=similarity == "cosine"),
         anchors,
         candidates,
         scale=inverse(temperature, anchors),
