@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from fastsim.groups import Ring
 
-# A number, or a 0-d tensor that may require a gradient.
+# A number, or a tensor of one, shape () or (1,), that may require a gradient. FSDP2 shards no
+# parameter of shape ().
 Scalar: TypeAlias = "float | Tensor"
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 Similarity: TypeAlias = Literal["cosine", "dot"]

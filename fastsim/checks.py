@@ -124,16 +124,16 @@ def check_similarity(value):
 
 
 def check_number(name, value, *, positive=False, tensor=True):
-    """`value` is a number that float32 can hold, or with `tensor` a 0-d floating tensor.
+    """`value` is a number that float32 can hold, or with `tensor` a floating tensor of one.
 
     positive: whether it has to be greater than 0, with an inverse that float32 can hold.
 
     The value of a tensor is checked only on a CPU, because reading it elsewhere would wait for the
     device. It is not checked while torch.compile traces: the number then stands for any number.
     """
-    wanted = "a number or a floating tensor of one number" if tensor else "a number"
+    wanted = "a number or a floating tensor of shape () or (1,)" if tensor else "a number"
     if tensor and isinstance(value, torch.Tensor):
-        if value.dim() != 0 or value.dtype not in FLOATING:
+        if value.shape not in ((), (1,)) or value.dtype not in FLOATING:
             raise ValueError(
                 f"{name}: wanted {wanted}, got shape {tuple(value.shape)} of {value.dtype}"
             )

@@ -192,8 +192,8 @@ def batchwise(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: Any, group: Any = None, **options: Any) -> Any:
         for name in LEARNT:
-            if isinstance(value := options.get(name), torch.Tensor):
-                options[name] = learnt_number(value)
+            if name in options:
+                options[name] = learnt_number(options[name])
         dtensors = any_dtensor(args) or any_dtensor(options.values())
         if group is None and not dtensors:
             return function(*args, group=None, **options)
@@ -249,7 +249,9 @@ def _of_dtensors(function, arguments, group):
 
 
 def learnt_number(value):
-    """A learnt number as a plain 0-d tensor."""
+    """A number as it is, or a tensor of one as a plain 0-d tensor."""
+    if not isinstance(value, torch.Tensor):
+        return value
     value = value.full_tensor() if is_dtensor(value) else value
     return value.reshape(()) if value.shape == (1,) else value
 

@@ -20,6 +20,7 @@ from fastsim.checks import (
     check_embeddings,
     check_number,
 )
+from fastsim.distributed import learnt_number
 from fastsim.engine.autograd import tile_loss
 from fastsim.operators import define
 from fastsim.pairs import Guide, Pairs, pair_mask, parse_exclude
@@ -50,6 +51,7 @@ def log_sum_exp(
     if y is not None:
         check_embeddings("y", y)
         check_alike("y", y, "x", x)
+    scale = learnt_number(scale)
     check_number("scale", scale, positive=True)
     check_choice("similarity", similarity, SIMILARITIES)
     rows, count = x.shape[0], x.shape[0] if y is None else y.shape[0]

@@ -87,7 +87,7 @@ def angle(
     Args:
         u, v: (N, D), D even.
         labels: (N,) of any real or integer dtype, none of them NaN.
-        scale: a positive number or 0-d tensor, which may require a gradient.
+        scale: a positive number or tensor of one, which may require a gradient.
         group: a process group whose ranks each give a part of the pairs; see `fastsim.distributed`.
         backend: the name of a backend, see `fastsim.backends`; None: the default.
 

@@ -40,7 +40,7 @@ def cosent(
     Args:
         scores: (M,).
         labels: (M,) of any real or integer dtype, none of them NaN.
-        scale: a positive number or 0-d tensor, which may require a gradient.
+        scale: a positive number or tensor of one, which may require a gradient.
         group: a process group whose ranks each give their part of the scores; see
             `fastsim.distributed`.
         backend: the name of a backend, see `fastsim.backends`; None: the default.

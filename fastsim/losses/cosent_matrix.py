@@ -76,7 +76,7 @@ def cosent_matrix(
         targets: (N, M) of any real or integer dtype, none of them NaN; or (row_groups (N,),
             column_groups (M,)), integers, with target 1 for equal groups, otherwise -1; or None:
             the diagonal.
-        scale: a positive number or 0-d tensor, which may require a gradient.
+        scale: a positive number or tensor of one, which may require a gradient.
         similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         levels: (K,) the distinct values of a target matrix in ascending order, as floating-point
             numbers; None: computed from the targets, which waits for a GPU. The loss is NaN if a

@@ -74,7 +74,7 @@ def debiased_contrastive(
         anchors: (N, D).
         candidates: (M, D); all but the anchor's positive are its negatives.
         positives: (N,) integers, the column of each anchor's positive; None: `arange(N)`.
-        temperature: a positive number or 0-d tensor, which may require a gradient.
+        temperature: a positive number or tensor of one, which may require a gradient.
         tau_plus: the probability, >= 0 and < 1, that a negative is in fact a positive: a number, or
             (N,) for the rows. For classes of equal size it is 1 / the number of classes.
         beta: a number >= 0; a negative has the weight e^(beta cos / temperature). 0: equal weights.

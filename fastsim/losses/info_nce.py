@@ -97,7 +97,7 @@ def info_nce(
         candidates: (M, D), M >= N without `positives`. Candidates that are no anchor's positive are
             hard negatives; without `positives` they follow the N positives.
         positives: (N,) integers, the column of each anchor's positive; None: `arange(N)`.
-        temperature: a positive number or 0-d tensor, which may require a gradient.
+        temperature: a positive number or tensor of one, which may require a gradient.
         symmetric: whether to average the cross entropy with that of the positives over the anchors.
         exclude: (row_ids (N,), column_ids (M,)), integers. A pair with equal ids is left out unless
             it is the anchor's positive (duplicates, known false negatives).

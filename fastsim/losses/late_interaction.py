@@ -79,7 +79,7 @@ def late_interaction(
         document_mask: (C, Ld) bool, likewise. A positive must have a token; another document
             without tokens is left out. A query without tokens has score 0 with every document.
         positives: (B,) integers, the document of each query; None: `arange(B)`.
-        temperature: a positive number or 0-d tensor, which may require a gradient. Scores are
+        temperature: a positive number or tensor of one, which may require a gradient. Scores are
             sums over the tokens of a query, so 1 suits about 32 tokens; with `average` try 0.02.
         similarity: "cosine", or "dot" for dot products, for example of embeddings of norm 1.
         average: whether to average over the tokens of a query instead of summing.
@@ -225,8 +225,8 @@ def late_interaction_distillation(
         teacher_scores: (B, N) or (B, C), any real numbers; they get no gradient.
         query_mask: (B, Lq) bool, False for padding; None: every row is a token.
         document_mask: bool, the shape of `documents` without D. Every document must have a token.
-        temperature: a positive number or 0-d tensor that divides the scores; the loss is multiplied
-            by its square.
+        temperature: a positive number or tensor of one that divides the scores; the loss is
+            multiplied by its square.
         teacher_temperature: a positive number that divides the teacher's scores; None:
             `temperature`.
         similarity, average, backend: as in `late_interaction`.
@@ -248,7 +248,7 @@ def late_interaction_distillation(
     dimensions = 4 if own else 3
     checked = query_mask, document_mask, similarity, average, reduction
     _check_sides(queries, documents, *checked, dimensions=dimensions)
-    temperature = learnt_number(temperature) if isinstance(temperature, Tensor) else temperature
+    temperature = learnt_number(temperature)
     check_number("temperature", temperature, positive=True)
     if teacher_temperature is not None:
         check_number("teacher_temperature", teacher_temperature, positive=True, tensor=False)

@@ -73,7 +73,7 @@ def matrix_cross_entropy(
         targets: (N, M) of any real or integer dtype, 1 for similar pairs, -1 for others, or soft
             values between; or (row_groups (N,), column_groups (M,)), integers, with target 1 for
             equal groups, otherwise -1; or None: 1 on the diagonal, otherwise -1.
-        temperature: a positive number or 0-d tensor, which may require a gradient.
+        temperature: a positive number or tensor of one, which may require a gradient.
         candidate_bias: (M,) numbers added to the logits of the rows of y; -log q_j for candidates
             sampled with probabilities q_j (see `info_nce`).
         similarity: the score, "cosine" or "dot" for the dot product without normalisation.

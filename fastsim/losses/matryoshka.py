@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fastsim.checks import FLOATING, check_count, check_number
+from fastsim.distributed import learnt_number
 from fastsim.engine.sweep import sum_over
 from fastsim.losses.module import LossModule
 
@@ -36,7 +37,7 @@ class Matryoshka(torch.nn.Module):
             floating-point argument of two to four dimensions, positional or by name, counts as
             embeddings, except `targets`, `teacher_x`, `teacher_y` and `teacher_scores`.
         widths: distinct positive ints.
-        weights: the factors c_w, as many numbers or 0-d tensors; None: all 1.
+        weights: the factors c_w, as many numbers or tensors of one; None: all 1.
 
     Raises:
         ValueError, TypeError: for arguments that do not fit.
@@ -106,7 +107,10 @@ class Matryoshka(torch.nn.Module):
                 return losses[widest]
         terms = [losses[width] if width in losses else loss_of(width) for width in self.widths]
         if any(type(weight) not in (int, float) or weight != 1 for weight in self.weights):
-            terms = [weight * term for weight, term in zip(self.weights, terms, strict=True)]
+            terms = [
+                learnt_number(weight) * term
+                for weight, term in zip(self.weights, terms, strict=True)
+            ]
         return torch.stack(terms).sum(0)
 
     def extra_repr(self):

@@ -56,7 +56,7 @@ def nt_xent(
         reference_groups: (M,) integers, the groups of the references.
         own_first: whether the first N references are the embeddings themselves; the pair of row i
             and reference i is then left out.
-        temperature: a positive number or 0-d tensor, which may require a gradient.
+        temperature: a positive number or tensor of one, which may require a gradient.
         similarity: the score, "cosine" or "dot" for the dot product without normalisation.
         reduction: "mean", "sum" or "none".
         group: a process group whose ranks each give their part of the batch, or `Ring(group)`; see

@@ -85,7 +85,7 @@ def siglip(
         targets: (N, M) of any real or integer dtype, 1 for similar pairs, -1 for others, or soft
             values between; or (row_groups (N,), column_groups (M,)), integers, with target 1 for
             equal groups, otherwise -1; or None: 1 on the diagonal, otherwise -1.
-        scale, bias: numbers or 0-d tensors, which may require a gradient.
+        scale, bias: numbers or tensors of one, which may require a gradient.
         positive_weight: the weight of a positive if targets are groups. "one": 1, as for a
             negative; "row": 1/k for k positives in its row, so that rows with many positives do not
             outweigh the others; "both": the mean of 1/k and 1/k' for k' positives in its column,

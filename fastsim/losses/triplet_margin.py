@@ -16,6 +16,7 @@ from fastsim.annotations import Reduction
 from fastsim.backends import get, pick
 from fastsim.backends.rows import gap_gradients, norms, triplet_losses
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
+from fastsim.distributed import learnt_number
 from fastsim.engine.prepared import Prepared, note, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.operators import define, differentiable_again, traced
@@ -59,6 +60,7 @@ def triplet_margin(
     for name, value in (("positives", positives), ("negatives", negatives)):
         check_embeddings(name, value)
         check_alike(name, value, "anchors", anchors, rows=True)
+    margin = learnt_number(margin)
     check_number("margin", margin)
     check_reduction(reduction)
     sides = anchors, positives, negatives

@@ -1,11 +1,14 @@
 """Temperatures: extreme ones, ones of few bits, and learnt ones where some scores take no part."""
 
 import functools
+import inspect
+from functools import partial
 
 import pytest
 import torch
 
 import fastsim
+from fastsim import losses
 from tests.cases import BY_NAME, call, inputs
 from tests.measure import assert_close, conditioning
 
@@ -96,3 +99,48 @@ def test_a_temperature_of_few_bits_is_not_rounded_again(backend, kind, dtype, us
         exact = options | {"temperature": temperature.item(), "backend": backend}
         value, wanted = (case.loss(*tensors, *others, **some) for some in (given, exact))
         torch.testing.assert_close(value, wanted)
+
+
+ONE = {"temperature": 0.3, "scale": 3.0, "bias": -2.0}
+SPECIFIED = [
+    (loss, specification, inspect.signature(specification).parameters.keys() & ONE.keys())
+    for loss, specification in losses.SPECIFICATIONS.items()
+    if inspect.signature(loss).parameters.keys() & {"temperature", "scale"}
+    if loss is not fastsim.distill  # which takes no tensor
+]
+
+
+def calls_of(loss, specification):
+    """The loss and its specification as functions of options alone."""
+    scores, groups = torch.rand(4, 4), torch.tensor([0, 1, 0, 1])
+    takes = inspect.signature(specification).parameters
+    given = [groups] if "groups" in takes else []
+    if "labels" in takes:
+        return [partial(each, scores[0], groups) for each in (loss, specification)]
+    if loss is fastsim.late_interaction:
+        return [partial(loss, scores[:, None], scores[:, None]), partial(specification, scores)]
+    sides = [scores] if given else [scores, scores.flip(1)]
+    targets = [None] if "targets" in takes else []
+    return [
+        partial(loss, *sides, *given, *targets),
+        partial(specification, scores, *given, *targets),
+    ]
+
+
+@pytest.mark.parametrize(("loss", "specification", "names"), SPECIFIED)
+def test_a_tensor_of_one_number_may_have_one_dimension(loss, specification, names):
+    """FSDP2 shards no parameter of shape ()."""
+    for function in calls_of(loss, specification):
+        wanted = function(**{name: torch.tensor(ONE[name]) for name in names})
+        given = {name: torch.tensor([ONE[name]], requires_grad=True) for name in names}
+        got = function(**given)
+        assert torch.equal(got, wanted)
+        grads = torch.autograd.grad(got, given.values())
+        assert all(grad.shape == (1,) for grad in grads)
+
+
+def test_a_margin_and_weights_of_one_number_may_have_one_dimension():
+    sides, one = torch.randn(3, 4, 5), torch.tensor([0.5])
+    assert fastsim.triplet_margin(*sides, margin=one) == fastsim.triplet_margin(*sides, margin=0.5)
+    whole = losses.Matryoshka(losses.InfoNCE(), [5, 2], weights=[one, 1.0])(sides[0], sides[1])
+    assert whole.shape == ()
