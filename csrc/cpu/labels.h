@@ -62,7 +62,7 @@ void with_labels(const Tensor& t, const F& f) {
     case ScalarType::Short: return f(static_cast<const int16_t*>(data));
     case ScalarType::Char: return f(static_cast<const int8_t*>(data));
     case ScalarType::Byte: return f(static_cast<const uint8_t*>(data));
-    default: STD_TORCH_CHECK(false, "fastsim: label dtype without a kernel");
+    default: refuse("labels", t, "integers, float32 or float64");
   }
 }
 

@@ -336,9 +336,9 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
   const SweepArguments given = take_sweep(from);
   const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
   const PairArguments pairs = take_pairs(from);
+  const typename Kernel::Arguments given_fields{from};
   STD_TORCH_CHECK(!pairs.row_metrics,
                   "fastsim: row_metrics: wanted none in a sweep, which counts nothing");
-  const typename Kernel::Arguments given_fields{from};
   with_type(given_panels, "panels", [&](auto type) {
     using T = decltype(type);
     if (given_panels.dim() != 3 || given_panels.stride(2) != 1 || given_panels.size(0) == 0) {

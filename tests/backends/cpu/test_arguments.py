@@ -140,6 +140,7 @@ VALUES = [
     ("chosen_rows", {"columns": torch.full((K, N), M)}, "columns: wanted rows of y"),
     ("cosent", {"scores": floats(N).half()}, "scores: wanted float32 or float64, got .* Half"),
     ("cosent", {"score_grad": doubles(N)}, "score_grad: wanted .* Float, got .* Double"),
+    ("cosent", {"labels": floats(N).half()}, "labels: wanted integers, float32 .*, got .* Half"),
     ("unit_rows", {"unit": floats(D, N).t()}, "unit: wanted .* not contiguous"),
     ("packed_scores", {"packed": doubles(64, D)}, "packed: wanted"),
     ("sweep_sigmoid", {"y": [floats(M, D), floats(M, D + 1)]}, "wanted the widths of x"),
@@ -359,14 +360,20 @@ def test_a_size_of_zero_is_served(name, changed, written):
     assert torch.equal(changed[written], torch.zeros_like(changed[written]))
 
 
-@pytest.mark.parametrize("name", ["softmax_forward", "sweep_softmax_forward"])
-def test_a_refusal_frees_the_arguments(name):
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("softmax_forward", {"panel": floats(4, 4).half()}, "wanted float32 or float64"),
+        ("sweep_softmax_forward", {"panels": floats(WIDTHS, 4, 4).half()}, "wanted float32 or"),
+        ("sweep_softmax_forward", {"row_metrics": doubles(N)}, "row_metrics: wanted none"),
+    ],
+)
+def test_a_refusal_frees_the_arguments(name, changed, message):
     big = 1 << 22  # bytes of one argument that a refusal would not free
-    changed = {"panels" if name.startswith("sweep") else "panel": floats(WIDTHS, 4, 4).half()}
 
     def refuse(times):
         for _ in range(times):
-            with pytest.raises(RuntimeError, match="wanted float32 or float64"):
+            with pytest.raises(RuntimeError, match=message):
                 run(name, **changed, max=torch.ones(big // 8, dtype=torch.float64))
 
     refuse(2)
