@@ -139,8 +139,12 @@ def build_once(name, folder):
         print(f"fastsim: {name} is up to date")
         return
     stamp.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        BUILDERS[name](library, scratch)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            BUILDERS[name](library, scratch)
+    except BaseException:
+        library.unlink(missing_ok=True)  # one of other sources, which might still be loaded
+        raise
     stamp.write_text(now)
 
 

@@ -122,14 +122,32 @@ def test_an_nvcc_that_is_too_old(release, got, tree, tmp_path):
     assert not [*libraries.glob("*.so")]
 
 
-def test_a_compiler_of_several_words(tree, tmp_path):
-    """Of `ccache g++` all are run."""
-    wrapper = tmp_path / "wrapper"  # makes what is named after -o, of what it was told
+@pytest.fixture
+def wrapper(tmp_path):
+    """A compiler that makes what is named after -o, of what it was told."""
+    wrapper = tmp_path / "wrapper"
     wrapper.write_text(
         '#!/bin/sh\nfirst=$1\nwhile [ "$1" != -o ]; do shift; done\necho "$first" > "$2"\n'
     )
     wrapper.chmod(0o755)
+    return wrapper
+
+
+def test_a_compiler_of_several_words(tree, tmp_path, wrapper):
+    """Of `ccache g++` all are run."""
     compiler = {"FASTSIM_BUILD": "cpu", "CXX": f"{wrapper} compiler"}
     code, said, libraries = built(tree, tmp_path / "build", **compiler)
     assert code == 0, said
     assert (libraries / "cpu.so").read_text() == "compiler\n"
+
+
+def test_a_library_that_is_left_out_is_not_an_earlier_one(tree, tmp_path, wrapper):
+    """One of other sources would be loaded as if it were of these."""
+    folder, no_nvcc = tmp_path / "build", {"NVCC": str(tmp_path / "none")}
+    code, said, libraries = built(tree, folder, CXX=f"{wrapper} compiler", **no_nvcc)
+    assert code == 0, said
+    assert [path.name for path in libraries.glob("*.so")] == ["cpu.so"]
+    code, said, _ = built(tree, folder, CXX=str(shutil.which("false")), **no_nvcc)
+    assert code == 0, said
+    assert "fastsim: leaving out cpu" in said
+    assert not [*libraries.iterdir()]
