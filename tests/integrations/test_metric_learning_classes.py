@@ -306,6 +306,9 @@ def test_labels_of_other_dtypes(name, dtype):
     x, labels = batch(CLASSES)
     labels, loss = labels.clamp(min=1), made(losses, name)
     assert torch.equal(loss(x, labels.to(dtype)), loss(x, labels))
+    if dtype == torch.int32 and name != "ProxyNCALoss":
+        with pytest.raises(RuntimeError):
+            made(their_losses, name)(x, labels.to(dtype))
 
 
 def test_proxies_leave_out_labels_of_no_class():

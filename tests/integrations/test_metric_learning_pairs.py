@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from tests.integrations import beside
 from tests.integrations.metric_learning_peer import (
     CLASSES,
     PAIR_LOSSES,
@@ -194,6 +195,31 @@ def test_losses_of_rows_as_a_reducer_sees_them(name):
     torch.testing.assert_close(ours["losses"], theirs["losses"].squeeze(1))
     assert ours["reduction_type"] == theirs["reduction_type"] == "element"
     assert torch.equal(ours["indices"], theirs["indices"])
+
+
+@pytest.mark.parametrize("name", ["SupConLoss", "MultiSimilarityLoss", "CircleLoss"])
+def test_dtype_as_a_reducer_sees_it(name):
+    """The losses of the rows are rounded only after their reduction."""
+    x, labels = batch()
+    ours, theirs = (
+        getattr(kind, name)(reducer=reducers.DoNothingReducer())(x.bfloat16(), labels)["loss"]
+        for kind in (losses, their_losses)
+    )
+    assert (ours["losses"].dtype, theirs["losses"].dtype) == (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_the_gradient_of_a_zero_row(name):
+    """That of a row of length 1e-12 there; 0 here."""
+    x, labels = batch()
+    x[0] = 0.0
+    found, wanted = (
+        beside.results(lambda x, kind=kind: getattr(kind, name)()(x, labels), [x])
+        for kind in (losses, their_losses)
+    )
+    torch.testing.assert_close([found[0], found[1][1:]], [wanted[0], wanted[1][1:]])
+    assert (found[1][0] == 0).all()
+    assert wanted[1][0].abs().max() > 1e9
 
 
 def test_no_positive_as_a_reducer_sees_it():

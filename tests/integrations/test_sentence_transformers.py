@@ -87,6 +87,19 @@ def test_zero_rows_and_large_scales_stay_finite(regime):
         assert not parts[1][3].any()
 
 
+def test_the_gradient_of_a_zero_row():
+    """That of a row of length 1e-12 there; 0 here."""
+    columns = vectors(2)
+    columns[0][0] = 0.0
+    found, wanted = (
+        run(package.MultipleNegativesRankingLoss(Given()), columns, None, torch.float64)
+        for package in (ours, theirs)
+    )
+    torch.testing.assert_close([found[0], found[1][1:]], [wanted[0], wanted[1][1:]])
+    assert (found[1][0] == 0).all()
+    assert wanted[1][0].abs().max() > 1e9
+
+
 PER_DIRECTION = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
 PRODUCTS = {"similarity_fct": util.dot_score, "scale": 0.3}
 
