@@ -55,17 +55,23 @@ class _TwoViews(Hooked):
         sides = in_one_dtype(out0, out1)
         loss = self.fused(*in_autocast(*sides), sides)
         theirs = super().forward
+
+        def theirs_on_two_rows():
+            return theirs(out0.detach()[:2], out1.detach()[:2])
+
         # With is_gathered() in the key all ranks look it up together: theirs gathers too.
         owner = type(self), function_key(getattr(self, "weight_fn", None)), self.is_gathered()
-        return in_their_dtype(
-            loss, owner, lambda: theirs(out0.detach()[:2], out1.detach()[:2]), out0, out1
-        )
+        return in_their_dtype(loss, owner, theirs_on_two_rows, out0, out1, self.bank())
 
     def unfused_reason(self, *inputs):
         reason = super().unfused_reason(*inputs)
         if reason is None and not self.temperature > 0:
             reason = no_fused_form("temperature")
         return reason
+
+    def bank(self):
+        """The memory bank (rows, D) of the negatives, or None."""
+        return None
 
     def is_gathered(self):
         """Whether a view is compared with the views of all ranks."""
@@ -101,8 +107,11 @@ class NTXentLoss(_TwoViews, _TheirNTXentLoss, hooks=()):
             return replaced("cross_entropy")
         return super().unfused_reason(*inputs)
 
+    def bank(self):
+        return self.memory_bank.bank if any(self.memory_bank.size) else None
+
     def fused(self, out0, out1, sides):
-        if any(self.memory_bank.size):
+        if self.bank() is not None:
             return self._with_bank(*sides)
         check_alike("out1", out1, "out0", out0, rows=True)
         if not self.is_gathered():

@@ -206,6 +206,18 @@ def test_the_first_view_says_whether_a_batch_comes_in(lightly, learns):
     assert torch.equal(banks[0], before) != learns[0]
 
 
+def test_the_dtype_of_a_loss_after_one_with_a_bank(lightly, monkeypatch):
+    """Theirs takes a bank only in the dtype of the views."""
+    monkeypatch.setattr(dtypes, "_known", {})
+    views = [of(ROWS, WIDTH, seed=seed).bfloat16() for seed in (1, 2)]
+    with_bank, theirs = (p.NTXentLoss(memory_bank_size=(BANK, WIDTH)) for p in lightly)
+    with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+        theirs(*views)
+    with_bank(*views)
+    ours, theirs = (package.NTXentLoss()(*views) for package in lightly)
+    assert ours.dtype == theirs.dtype
+
+
 def test_a_memory_bank_under_autocast(lightly):
     """The dtype of theirs, its error at most, and a bank that rounding does not reach."""
     ours, theirs = with_banks(lightly)
