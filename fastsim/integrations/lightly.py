@@ -30,7 +30,7 @@ from lightly.utils import dist
 from fastsim.autocast import in_autocast
 from fastsim.checks import check_alike
 from fastsim.engine.log_sum_exp import log_sum_exp
-from fastsim.integrations.dtypes import function_key, in_one_dtype, in_their_dtype
+from fastsim.integrations.dtypes import function_key, in_one_dtype, in_their_dtype, joined
 from fastsim.integrations.overrides import Hooked, is_plain, no_fused_form, replaced
 from fastsim.losses import nt_xent
 from fastsim.precision import compute_dtype, widened
@@ -82,11 +82,11 @@ class _TwoViews(Hooked):
 
         other_view: whether the other view of the same image is part of the sum.
         """
-        views, all_views = torch.cat([out0, out1]), None
+        views, all_views = joined([out0, out1]), None
         count = total = len(out0)
         first = 0
         if self.is_gathered():
-            all_views = torch.cat([part for side in (out0, out1) for part in dist.gather(side)])
+            all_views = joined([part for side in (out0, out1) for part in dist.gather(side)])
             total, first = len(all_views) // 2, dist.rank() * count
         images = torch.arange(total, device=out0.device)
         # Equal ids are excluded. If the two views have distinct ids, that is the view itself alone.
@@ -116,7 +116,7 @@ class NTXentLoss(_TwoViews, _TheirNTXentLoss, hooks=()):
         check_alike("out1", out1, "out0", out0, rows=True)
         if not self.is_gathered():
             images = torch.arange(len(out0), device=out0.device).repeat(2)
-            return nt_xent(torch.cat([out0, out1]), images, temperature=self.temperature)
+            return nt_xent(joined([out0, out1]), images, temperature=self.temperature)
         positive = widened(paired_cosine_similarity(out0, out1)) / self.temperature
         sums = self.log_sums(out0, out1, other_view=True)
         return (sums - positive).mean().to(compute_dtype(out0))

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastsim.integrations.dtypes import joined
 from fastsim.operators import once_differentiable
 
 
@@ -39,7 +40,7 @@ def gather(features, rank, *, with_grad=True):
         return _Gather.apply(features)
     gathered = _all_gather(features.detach())
     gathered[rank] = features
-    return torch.cat(gathered)
+    return joined(gathered)
 
 
 def _all_gather(features):
@@ -53,7 +54,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, features):
         ctx.rows = features.shape[0]
-        return torch.cat(_all_gather(features))
+        return joined(_all_gather(features))
 
     @staticmethod
     @once_differentiable

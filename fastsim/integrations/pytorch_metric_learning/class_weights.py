@@ -8,6 +8,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils
 import fastsim
 from fastsim.backends import pick
 from fastsim.checks import check_range
+from fastsim.integrations.dtypes import joined
 from fastsim.integrations.overrides import no_fused_form
 from fastsim.integrations.pytorch_metric_learning import unfused_reasons
 from fastsim.integrations.pytorch_metric_learning.similarities import similarity
@@ -214,7 +215,7 @@ class ProxyAnchorLoss(_ClassLoss, theirs.ProxyAnchorLoss, hooks=("get_logits",))
     def negative_losses(self, embeddings, labels, offsets):
         """(C,): log(1 + sum of exponentials) over the rows of all other classes."""
         rows, classes = embeddings.shape[0], self.proxies.shape[0]
-        columns = torch.cat([embeddings, embeddings.new_zeros(1, embeddings.shape[1])])
+        columns = joined([embeddings, embeddings.new_zeros(1, embeddings.shape[1])])
         bias = torch.cat([self.alpha * self.margin + offsets, offsets.new_zeros(1)])
         ids = (
             torch.arange(classes, device=labels.device),

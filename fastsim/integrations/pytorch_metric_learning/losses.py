@@ -9,6 +9,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils
 import fastsim
 from fastsim.backends import pick
 from fastsim.integrations import names, overrides
+from fastsim.integrations.dtypes import joined
 from fastsim.integrations.overrides import replaced
 from fastsim.integrations.pytorch_metric_learning import unfused_reasons
 from fastsim.integrations.pytorch_metric_learning.class_weights import (  # noqa: F401
@@ -58,9 +59,9 @@ class _PairLoss(TheirDtype, unfused_reasons.Replacement):
         # As in theirs, a batch given as its own references leaves out each row's pair with itself.
         own_first = ref_labels is labels
         if memory:
-            # `roll` copies: the next batch will overwrite the oldest rows.
+            # Copies: the next batch will overwrite the oldest rows.
             own_first, start = indices_tuple
-            ref_emb, ref_labels = (t.roll(-start, 0) for t in (ref_emb, ref_labels))
+            ref_emb, ref_labels = (joined([t[start:], t[:start]]) for t in (ref_emb, ref_labels))
         references = {"references": ref_emb, "reference_groups": ref_labels, "own_first": own_first}
         if own_first and ref_emb is embeddings:
             references = {}

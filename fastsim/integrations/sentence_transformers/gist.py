@@ -21,7 +21,7 @@ from sentence_transformers.util import batch_to_device
 from fastsim.backends import pick
 from fastsim.backends.extras import GUIDE, UNTARGETED
 from fastsim.engine.log_sum_exp import guide_beside, guide_cosines, log_sum_exp
-from fastsim.integrations.dtypes import in_one_dtype
+from fastsim.integrations.dtypes import in_one_dtype, joined
 from fastsim.integrations.overrides import is_plain, replaced
 from fastsim.integrations.sentence_transformers.fused import (
     CROSS_ENTROPY,
@@ -124,7 +124,7 @@ class CachedGISTEmbedLoss(
         theirs = super().calculate_loss
         if len(reps) != len(reps_guided):
             raise ValueError("reps and reps_guided must have the same length")
-        embeddings, guides = ([torch.cat(c) for c in columns] for columns in (reps, reps_guided))
+        embeddings, guides = ([joined(c) for c in columns] for columns in (reps, reps_guided))
         if self.needs_theirs(embeddings):
             return theirs(reps, reps_guided, with_backward=with_backward)
         check_columns(embeddings)
@@ -166,7 +166,7 @@ def _gist(options, embeddings, guides, temperature):
 
     positive = scale * widened(paired_cosine_similarity(anchors, positives))
     exclude = row_ids[offset : offset + len(anchors)], ids
-    sides = torch.cat(candidates), anchor_guides, torch.cat(candidate_guides)
+    sides = joined(candidates), anchor_guides, joined(candidate_guides)
     parts = [positive, terms(anchors, *sides, exclude=exclude)]
     if options.contrast_anchors:
         parts.append(terms(anchors, None, anchor_guides, anchor_guides))

@@ -3,6 +3,7 @@
 import torch
 from sentence_transformers.base.losses.merged_forward import embed_columns
 
+from fastsim.integrations.dtypes import joined
 from fastsim.integrations.sentence_transformers.fused import as_numbers, check_columns, class_labels
 from fastsim.losses import cosent_matrix, full_triplet, siglip
 
@@ -44,7 +45,7 @@ class FullTripletLoss(_Columns):
         """The loss of the columns [anchors, positives, *negatives], each (N, D) -> scalar."""
         check_columns(embeddings)
         anchors, *others = embeddings
-        return full_triplet(anchors, torch.cat(others), margin=self.margin, mining=self.mining)
+        return full_triplet(anchors, joined(others), margin=self.margin, mining=self.mining)
 
     @property
     def citation(self):
@@ -123,7 +124,7 @@ def _matrix(loss, embeddings, labels):
     """(x, y or None for x with itself, targets) of the columns of a batch."""
     if labels is None:
         check_columns(embeddings)
-        return embeddings[0], torch.cat(embeddings[1:]), None
+        return embeddings[0], joined(embeddings[1:]), None
     check_columns(embeddings, least=1, most=2)
     groups = class_labels(loss, labels, len(embeddings[0]))
     return embeddings[0], embeddings[1] if len(embeddings) == 2 else None, (groups, groups)

@@ -7,7 +7,7 @@ import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
 from fastsim.backends import pick
-from fastsim.integrations.dtypes import in_one_dtype
+from fastsim.integrations.dtypes import in_one_dtype, joined
 from fastsim.integrations.sentence_transformers.fused import Fused, check_columns
 from fastsim.losses import closest_negative
 from fastsim.scores import dense_cosines, paired_cosine_similarity
@@ -40,7 +40,7 @@ class MegaBatchMarginLoss(Fused, theirs.MegaBatchMarginLoss):
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss of columns given as lists of mini-batches; detached if with_backward."""
         theirs = super().calculate_loss
-        embeddings = [torch.cat(column) for column in reps]
+        embeddings = [joined(column) for column in reps]
         if self.needs_theirs(embeddings):
             return theirs(reps, labels, with_backward=with_backward)
         loss = self.fused(in_one_dtype(*embeddings), labels)

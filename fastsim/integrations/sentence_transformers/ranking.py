@@ -20,7 +20,7 @@ from typing_extensions import deprecated
 from fastsim.autocast import in_autocast
 from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
-from fastsim.integrations.dtypes import in_one_dtype
+from fastsim.integrations.dtypes import in_one_dtype, joined
 from fastsim.integrations.overrides import no_fused_form
 from fastsim.integrations.sentence_transformers.fused import (
     SIMILARITIES,
@@ -84,7 +84,7 @@ class CachedMultipleNegativesRankingLoss(
     def calculate_loss(self, reps, labels=None, *, with_backward=False):
         """The loss of columns given as lists of mini-batches; detached if with_backward."""
         theirs = super().calculate_loss
-        embeddings = [torch.cat(column) for column in reps]
+        embeddings = [joined(column) for column in reps]
         if self.needs_theirs(embeddings):
             return theirs(reps, labels, with_backward=with_backward)
         check_columns(embeddings)
@@ -135,7 +135,7 @@ def _ranking(options, embeddings, scale):
             positives = torch.arange(offset, offset + batch, device=queries.device)
             return info_nce(
                 queries,
-                torch.cat(gathered[1:]),
+                joined(gathered[1:]),
                 positives,
                 temperature=inverse(scale, queries),
                 symmetric=symmetric,
@@ -164,7 +164,7 @@ def _from_matrix(embeddings, scale, alpha, directions):
     """As `_by_direction`, from the score matrix of a small batch, which takes fewer calls."""
     batch, columns = len(embeddings[0]), len(embeddings)
     both = bool({"doc_to_query", "doc_to_doc"} & directions)
-    units = unit_rows(torch.cat(embeddings), pick(None, embeddings[0]))
+    units = unit_rows(joined(embeddings), pick(None, embeddings[0]))
     with without_autocast(units.device.type):
         scores = units[: batch * (1 + both)] @ units.T
     # (1 or 2, N, columns, N): queries and perhaps positives, their row; the other column, its row.
@@ -193,7 +193,7 @@ def _by_direction(queries, docs, gathered, offset, scale, alpha, directions):
     """(logits (N,) of the positives, per direction its logits or log-sum-exps (terms, N))."""
     queries, *rest = in_autocast(queries, *docs, *gathered)
     docs, gathered = rest[: len(docs)], rest[len(docs) :]
-    all_queries, all_docs = gathered[0], torch.cat(gathered[1:])
+    all_queries, all_docs = gathered[0], joined(gathered[1:])
     one_rank = len(all_queries) == len(queries)
     all_ids = torch.arange(len(all_queries), device=queries.device)
     ids, doc_ids = all_ids[offset : offset + len(queries)], all_ids.repeat(len(docs))
