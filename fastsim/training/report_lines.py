@@ -113,11 +113,11 @@ class Lines(transformers.TrainerCallback):
         self._start = (time.monotonic(), state.global_step, state.epoch)
 
     def on_log(self, args, state, control, logs=None, **more):
-        done = state.global_step - self._start[1]
         if logs and f"eval_{self.metric}" in logs:
             self.say(f"step {state.global_step:,}  {self.metric} {logs[f'eval_{self.metric}']:.4f}")
-        if not logs or "loss" not in logs or not done:
+        if not logs or "loss" not in logs or state.global_step == self._start[1]:
             return
+        done = state.global_step - self._start[1]
         seconds = time.monotonic() - self._start[0]
         remaining = seconds / done * (state.max_steps - state.global_step)
         speed = (state.epoch - self._start[2]) * self.rows / seconds

@@ -60,7 +60,7 @@ class Resumed(transformers.TrainerCallback):
             stopping.early_stopping_patience_counter = self.waited
             # An entry for a callback that is new to the run, which transformers expects.
             state.stateful_callbacks.setdefault(type(stopping).__name__, stopping.state())
-        self.trainer._total_loss_scalar = _sum_of_logged(state.log_history)
+        self.trainer._total_loss_scalar = self.logged_loss()
         if self.sums:
             self.trainer._tr_loss.fill_(self.sums["sum"])
             self.trainer._globalstep_last_logged = self.sums["logged"]
@@ -75,21 +75,24 @@ class Resumed(transformers.TrainerCallback):
         if hasattr(batches, "set_epoch"):
             batches.set_epoch(int(state.epoch))
 
+    def logged_loss(self):
+        """The sum of the losses up to the last log, whose entries hold means over their steps."""
+        total, last = 0.0, 0
+        for entry in self.state.log_history:
+            if "loss" in entry:
+                total += entry["loss"] * (entry["step"] - last)
+                last = entry["step"]
+        return total
+
+    def total_loss(self):
+        """The sum of the losses up to the checkpoint."""
+        return self.logged_loss() + self.sums.get("sum", 0.0)
+
     def complete(self, logs):
         """Correct the final log, in which transformers has only the time since the resumption."""
         step, seconds = self.trainer.state.global_step, self.seconds + logs["train_runtime"]
         logs["train_runtime"] = round(seconds, 4)
         logs["train_steps_per_second"] = round(step / seconds, 3)
-
-
-def _sum_of_logged(history):
-    """The sum of the losses up to the last log, whose entries hold means over their steps."""
-    total, last = 0.0, 0
-    for entry in history:
-        if "loss" in entry:
-            total += entry["loss"] * (entry["step"] - last)
-            last = entry["step"]
-    return total
 
 
 def write_sums(trainer, folder):

@@ -168,7 +168,12 @@ class Trainer(transformers.Trainer):
             self._best = folder
         else:
             self._load_from_checkpoint(str(folder))
-        return TrainOutput(state.global_step, 0.0, {"train_runtime": resumed.seconds})
+        # The last entry of the log, which the run had not come to.
+        self._total_loss_scalar = resumed.total_loss()
+        logs = {"train_runtime": self.seconds() - resumed.seconds, "total_flos": state.total_flos}
+        logs["train_loss"] = None  # `log` fills it in
+        self.log(logs)
+        return TrainOutput(state.global_step, logs["train_loss"], logs)
 
     def seconds(self):
         """The seconds of training so far, including those before it was resumed."""
@@ -253,8 +258,8 @@ class Trainer(transformers.Trainer):
                     torch.distributed.barrier()  # every process writes its random state
                 if self.args.should_save and folder.is_dir():
                     seal(folder)
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)  # it is incomplete, and the disk is full
+        except Exception:  # of many types: some libraries have their own for a full disk
+            shutil.rmtree(folder, ignore_errors=True)  # it is incomplete, and takes room
             raise
         if self.args.should_save:
             remove_older(folder.parent, self.state.best_model_checkpoint)

@@ -125,6 +125,20 @@ def test_a_checkpoint_is_not_written_into_a_folder_of_the_users(
     assert [path.name for path in theirs.iterdir()] == ["notes"]
 
 
+def test_a_checkpoint_that_fails_takes_no_room(files, tmp_path, monkeypatch):
+    """Not every library raises an OSError where the disk is full."""
+    from fastsim.training import trainer
+
+    def fails(*arguments):
+        raise RuntimeError("iostream error")
+
+    monkeypatch.setattr(trainer, "write_sums", fails)
+    file, _ = files("tuples")
+    with pytest.raises(RuntimeError, match="iostream error"):
+        train(options(tmp_path, file, loss="info_nce", max_steps=1))
+    assert [path.name for path in (tmp_path / "out-checkpoints").iterdir()] == ["fastsim_run.json"]
+
+
 def test_the_demo_leaves_checkpoints_alone(tmp_path):
     theirs = tmp_path / "out-checkpoints/checkpoint-3"
     theirs.mkdir(parents=True)
