@@ -16,6 +16,7 @@ from FlagEmbedding.abc.finetune.embedder.AbsModeling import AbsEmbedderModel
 from fastsim.integrations.dtypes import in_one_dtype, in_their_dtype
 from fastsim.integrations.overrides import is_plain, no_fused_form, replaced, warn_once
 from fastsim.integrations.products import cross_entropy
+from fastsim.reduce import inverse
 
 _theirs = AbsEmbedderModel._compute_in_batch_neg_loss
 _theirs_across = AbsEmbedderModel._compute_cross_device_neg_loss
@@ -57,7 +58,8 @@ def _in_batch(model, q_reps, p_reps):
     positives = torch.arange(len(q_reps), device=q_reps.device) * group
     names = "q_reps", "p_reps", "positives"
     sides = in_one_dtype(q_reps, p_reps)
-    loss = cross_entropy(*sides, positives, 1 / model.temperature, names=names)
+    scale = inverse(model.temperature, sides[0])
+    loss = cross_entropy(*sides, positives, scale, names=names)
 
     def theirs():
         return _theirs(model, q_reps.detach()[:1], p_reps.detach()[:1])[1]

@@ -34,7 +34,7 @@ from fastsim.integrations.dtypes import function_key, in_one_dtype, in_their_dty
 from fastsim.integrations.overrides import Hooked, is_plain, no_fused_form, replaced
 from fastsim.losses import nt_xent
 from fastsim.precision import compute_dtype, widened
-from fastsim.reduce import as_float
+from fastsim.reduce import as_float, inverse
 from fastsim.scores import paired_cosine_similarity
 
 _CROSS_ENTROPY = torch.nn.CrossEntropyLoss()
@@ -95,7 +95,7 @@ class _TwoViews(Hooked):
             torch.cat([numbers, numbers + shift])
             for numbers in (images[first : first + count], images)
         )
-        scale = 1 / self.temperature
+        scale = inverse(self.temperature, out0)
         return log_sum_exp(views, all_views, scale=scale, exclude=(ids, all_ids)).view(2, -1)
 
 
@@ -127,7 +127,7 @@ class NTXentLoss(_TwoViews, _TheirNTXentLoss, hooks=()):
         out1, bank = self.memory_bank.forward(out1, update=out0.requires_grad)
         bank = bank.T.to(out0.device)
         out0, out1, bank = in_autocast(*in_one_dtype(out0, out1, bank))
-        scale = 1 / self.temperature
+        scale = inverse(self.temperature, out0)
         positive = scale * widened((as_float(out0) * as_float(out1)).sum(1))
         negative = log_sum_exp(out0, bank, scale=scale, similarity="dot")
         return (torch.logaddexp(positive, negative) - positive).mean().to(compute_dtype(out0))

@@ -46,7 +46,10 @@ def pairs(passages):
     return [torch.nn.functional.normalize(of(n, WIDTH, seed=n)) for n in (ROWS, ROWS * passages)]
 
 
-@pytest.mark.parametrize(("passages", "temperature"), [(1, 1.0), (4, 1.0), (4, 0.02)])
+BFLOAT16 = torch.tensor(0.3).bfloat16()
+
+
+@pytest.mark.parametrize(("passages", "temperature"), [(1, 1.0), (4, 0.02), (4, BFLOAT16)])
 def test_flag_embedding(flag, passages, temperature):
     sides = pairs(passages)
     losses = [kind(None, temperature=temperature).train() for kind in patched(flag)]

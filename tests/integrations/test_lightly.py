@@ -37,6 +37,8 @@ def packages(monkeypatch):
 LIGHTLY = [
     ("NTXentLoss", {}),
     ("NTXentLoss", {"temperature": 0.07}),
+    ("NTXentLoss", {"temperature": torch.tensor(0.3).bfloat16()}),
+    ("DCLLoss", {"temperature": torch.tensor(0.3).bfloat16()}),
     ("DCLLoss", {}),
     ("DCLLoss", {"temperature": 0.5, "weight_fn": lambda x, y: 1 + (x * y).sum(1).detach()}),
     ("DCLLoss", {"weight_fn": lambda x, y: 0.7}),
@@ -168,7 +170,7 @@ def of_bank(loss):
     return call
 
 
-@pytest.mark.parametrize("temperature", [0.5, 0.05])
+@pytest.mark.parametrize("temperature", [0.5, 0.05, torch.tensor(0.3).bfloat16()])
 def test_a_memory_bank(lightly, temperature):
     ours, theirs = with_banks(lightly, temperature=temperature)
     assert isinstance(ours, type(theirs))

@@ -288,6 +288,26 @@ def test_learnt_numbers():
         compare(call(losses), call(their_losses), tensors)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("CosFaceLoss", "scale"),
+        ("ArcFaceLoss", "scale"),
+        ("ProxyNCALoss", "softmax_scale"),
+        ("NormalizedSoftmaxLoss", "temperature"),
+    ],
+)
+def test_a_number_of_16_bits(name, option):
+    """Its inverse is not rounded to 16 bits."""
+    x, labels = batch()
+    options = {option: torch.tensor(0.3 if option == "temperature" else 30.2).bfloat16()}
+
+    def call(kind):
+        return lambda x, rows: with_rows(made(kind, name, **options), rows)(x, labels)
+
+    compare(call(losses), call(their_losses), [x, class_rows(name)])
+
+
 @pytest.mark.parametrize("name", CLASS_LOSSES)
 def test_what_theirs_refuses(name):
     (x, labels), loss = batch(), made(losses, name)

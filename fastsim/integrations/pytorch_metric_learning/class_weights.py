@@ -19,7 +19,7 @@ from fastsim.integrations.pytorch_metric_learning.their_reducers import (
     reduction,
 )
 from fastsim.pairs import as_ids
-from fastsim.reduce import as_float, softplus
+from fastsim.reduce import as_float, inverse, softplus
 from fastsim.scores import paired_scores
 
 
@@ -122,8 +122,9 @@ class CosFaceLoss(
     """`fastsim.info_nce` of a row with all classes, with a margin; fused with every reducer."""
 
     def fused(self, embeddings, labels, reduction):
-        options = {"temperature": 1 / self.scale, "margin": self.margin, "reduction": reduction}
-        return fastsim.info_nce(embeddings, self.class_rows(), labels, **options)
+        options = {"temperature": inverse(self.scale, embeddings), "reduction": reduction}
+        rows = self.class_rows()
+        return fastsim.info_nce(embeddings, rows, labels, margin=self.margin, **options)
 
 
 class ArcFaceLoss(_AngularLoss, theirs.ArcFaceLoss, hooks=_ANGLES):
@@ -136,7 +137,7 @@ class ArcFaceLoss(_AngularLoss, theirs.ArcFaceLoss, hooks=_ANGLES):
 
     def fused(self, embeddings, labels, reduction):
         rows = self.class_rows()
-        options = {"temperature": 1 / self.scale, "reduction": "none"}
+        options = {"temperature": inverse(self.scale, embeddings), "reduction": "none"}
         others = fastsim.decoupled_contrastive(embeddings, rows, labels, **options)
         cosines = fastsim.paired_cosine_similarity(embeddings, rows[labels])
         # With S the sum over the other classes, z the logit and z' the logit with the margin,
@@ -170,8 +171,8 @@ class ProxyNCALoss(_ClassLoss, theirs.ProxyNCALoss, hooks=("nca_computation",)):
     def fused(self, embeddings, labels, reduction):
         kind = similarity(self.distance) or "cosine"
         scale = self.softmax_scale * (2 if self._is_squared() else 1)
-        options = {"temperature": 1 / scale, "similarity": kind, "reduction": reduction}
-        return fastsim.info_nce(embeddings, self.proxies, labels, **options)
+        options = {"temperature": inverse(scale, embeddings), "reduction": reduction}
+        return fastsim.info_nce(embeddings, self.proxies, labels, similarity=kind, **options)
 
 
 class ProxyAnchorLoss(_ClassLoss, theirs.ProxyAnchorLoss, hooks=("get_logits",)):
