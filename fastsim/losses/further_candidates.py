@@ -284,6 +284,8 @@ def above_mean(anchors, candidates, own, similarity, batch, backend):
     It is the product with the difference of two rows, so it is exactly 0 for a single candidate.
     """
     dtype, wide = compute_dtype(anchors), wide_dtype(anchors.device)
+    # Once, so that the gradient of a candidate, a sum of terms that nearly cancel, is rounded once.
+    candidates = candidates.to(dtype)
 
     def scored(rows):
         rows = rows.to(dtype)
