@@ -20,11 +20,11 @@ from fastsim.integrations import names
 
 names.check_version("pylate", 1, 6)
 
-import torch
 from pylate import losses as theirs
 from pylate import scores as their_scores
 
 from fastsim.integrations.function_attribute import FunctionAttribute
+from fastsim.integrations.token_masks import can_be_fused, weighted
 from fastsim.token_scores import max_sim
 
 
@@ -35,20 +35,21 @@ def colbert_scores(
 
     backend: None or "auto"; with any other PyLate's code computes the scores.
     """
-    inputs = queries_embeddings, documents_embeddings, queries_mask, documents_mask
-    if not _is_auto(backend) or not _can_be_fused(*inputs):
-        return their_scores.colbert_scores(*inputs, backend=backend)
-    return _max_sim(*inputs)
+    sides, masks = (queries_embeddings, documents_embeddings), (queries_mask, documents_mask)
+    if not _is_auto(backend) or not can_be_fused(sides, masks, (3, 3)):
+        return their_scores.colbert_scores(*sides, *masks, backend=backend)
+    return _max_sim(*sides, *masks)
 
 
 def colbert_kd_scores(
     queries_embeddings, documents_embeddings, queries_mask=None, documents_mask=None, backend=None
 ):
     """MaxSim of each query with its own documents (Q, N, Ld, D): (Q, N); backend as above."""
-    inputs = queries_embeddings, documents_embeddings, queries_mask, documents_mask
-    if not _is_auto(backend) or not _can_be_fused(*inputs):
-        return their_scores.colbert_kd_scores(*inputs, backend=backend)
-    return _max_sim(*inputs)
+    sides, masks = (queries_embeddings, documents_embeddings), (queries_mask, documents_mask)
+    fused = _is_auto(backend) and can_be_fused(sides, masks, (3, 4))
+    if not fused or len(queries_embeddings) != len(documents_embeddings):
+        return their_scores.colbert_kd_scores(*sides, *masks, backend=backend)
+    return _max_sim(*sides, *masks)
 
 
 class ColBERTScores(their_scores.ColBERTScores):
@@ -62,9 +63,9 @@ class ColBERTScores(their_scores.ColBERTScores):
         documents_mask=None,
         backend=None,
     ):
-        inputs = queries_embeddings, documents_embeddings, queries_mask, documents_mask
-        if not _is_auto(backend) or not _can_be_fused(*inputs):
-            return super().__call__(*inputs, backend=backend)
+        sides, masks = (queries_embeddings, documents_embeddings), (queries_mask, documents_mask)
+        if not _is_auto(backend) or not can_be_fused(sides, masks, (3, 4)):
+            return super().__call__(*sides, *masks, backend=backend)
         documents = documents_embeddings.flatten(0, 1)
         mask = None if documents_mask is None else documents_mask.flatten(0, 1)
         return _max_sim(queries_embeddings, documents, queries_mask, mask)
@@ -105,23 +106,12 @@ def _is_auto(backend):
     return named.lower() == "auto"
 
 
-def _can_be_fused(queries, documents, queries_mask, documents_mask):
-    """Whether these are non-empty tensors of one floating dtype, with masks that are no weights."""
-    masks = [mask for mask in (queries_mask, documents_mask) if mask is not None]
-    if not all(isinstance(value, torch.Tensor) for value in (queries, documents, *masks)):
-        return False
-    if any(mask.is_floating_point() for mask in masks):
-        return False
-    if not (queries.numel() and documents.numel()):
-        return False
-    return queries.is_floating_point() and queries.dtype == documents.dtype
-
-
 def _max_sim(queries, documents, queries_mask, documents_mask):
     if documents_mask is not None:
         documents = documents * documents_mask[..., None].to(documents.dtype)
-    mask = None if queries_mask is None else queries_mask.bool()
-    return max_sim(queries, documents, mask, similarity="dot").to(queries.dtype)
+    if queries_mask is not None:
+        queries, queries_mask = weighted(queries, queries_mask)
+    return max_sim(queries, documents, queries_mask, similarity="dot").to(queries.dtype)
 
 
 __getattr__, __dir__, __all__ = names.forwarding(__name__, theirs)

@@ -80,6 +80,25 @@ def test_scores_of_sentence_transformers(form, prefix, masked, sentences, monkey
         torch.testing.assert_close(ours(q, d, weights), theirs(q, d, weights))
 
 
+@pytest.mark.parametrize("prefix", ["", "mean_"])
+@pytest.mark.parametrize("form", ["colbert_scores", "colbert_kd_scores", "colbert_scores_pairwise"])
+def test_masks_of_sentence_transformers(form, prefix, sentences):
+    """Integers weight the tokens of queries; theirs stretches masks, and refuses other shapes."""
+    from sentence_transformers.multi_vector_encoder import scoring
+
+    theirs, ours = getattr(scoring, prefix + form), getattr(sentences[1], prefix + form)
+    many = (QUERIES,) if "pairwise" in form else (QUERIES, DOCUMENTS)
+    (q, q_mask), (d, d_mask) = texts(QUERIES, TOKENS[0]), texts(*many, TOKENS[1])
+    weights = [mask * torch.randint(1, 4, mask.shape) for mask in (q_mask, d_mask)]
+    compare(lambda q, d: ours(q, d, *weights), lambda q, d: theirs(q, d, *weights), q, d)
+    for masks in ((q_mask[:1], d_mask), (q_mask, d_mask[:1])):
+        assert torch.equal(ours(q, d, *masks), theirs(q, d, *masks))
+    other = d[:, None] if "pairwise" in form else d[:, 0]
+    for scores in (ours, theirs):
+        with pytest.raises((ValueError, RuntimeError)):
+            scores(q, other)
+
+
 class Given(torch.nn.Module):
     """Stands in for an encoder: the features hold the embeddings of the tokens."""
 
@@ -187,10 +206,44 @@ def test_dtypes_of_pylate(form, dtype, pylate):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_autocast_rounds_no_scores_of_pylate(form, pylate):
+    """Theirs are returned in its dtype, ours are those of the embeddings in its dtype."""
+    theirs, ours, sides, masks = of_pylate(form, pylate)
+    with torch.autocast("cpu", torch.bfloat16):
+        mine, peer = (scores(*sides, *masks) for scores in (ours, theirs))
+    assert (mine.dtype, peer.dtype) == (torch.float32, torch.bfloat16)
+    truth = theirs(*(side.bfloat16().double() for side in sides), *masks)
+    torch.testing.assert_close(mine, truth.float())
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_weights_of_tokens_are_pylates(form, pylate):
     theirs, ours, sides, masks = of_pylate(form, pylate)
     weights = [torch.rand(mask.shape) for mask in masks]
     assert torch.equal(ours(*sides, *weights), theirs(*sides, *weights))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_integers_that_are_weights_for_pylate(form, pylate):
+    theirs, ours, sides, masks = of_pylate(form, pylate)
+    weights = [mask * torch.randint(1, 4, mask.shape) for mask in masks]
+    compare(lambda q, d: ours(q, d, *weights), lambda q, d: theirs(q, d, *weights), *sides)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_shapes_are_pylates(form, pylate):
+    """It stretches masks and a single query, and refuses the rest."""
+    theirs, ours, (q, d), masks = of_pylate(form, pylate)
+    given = [(q, d, masks[0][:1], masks[1]), (q, d, masks[0], masks[1][:1])]
+    given.append((q, d, masks[0][:, :1]))
+    if form == "colbert_kd_scores":
+        given.append((q[:1], d))
+    for inputs in given:
+        assert torch.equal(ours(*inputs), theirs(*inputs))
+    other = d.expand(QUERIES, *d.shape) if form == "colbert_scores" else d[:, 0]
+    for scores in (ours, theirs):
+        with pytest.raises(Exception, match=r"einsum|unpack"):
+            scores(q, other)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,7 +13,6 @@ module are theirs.
 
 import functools
 
-import torch
 from sentence_transformers.multi_vector_encoder import losses as theirs
 from sentence_transformers.multi_vector_encoder import scoring
 
@@ -21,17 +20,18 @@ from fastsim.integrations import names
 from fastsim.integrations.function_attribute import FunctionAttribute
 from fastsim.integrations.sentence_transformers.fused import lookup
 from fastsim.integrations.sentence_transformers.their_module import InTheirModule
+from fastsim.integrations.token_masks import can_be_fused, weighted
 from fastsim.reduce import as_float
 from fastsim.token_scores import max_sim
 
 EMPTY_DOCUMENT = -1e9  # their score of a document without tokens
 
 
-def _fused(their_scores, score):
+def _fused(their_scores, score, dimensions):
     """Our function in the place of one of theirs.
 
     score(queries, documents, queries_mask, documents_mask, average) computes the scores of tensors
-    with masks of integers or bool. Theirs computes everything else.
+    of so many dimensions with masks of integers or bool. Theirs computes everything else.
     """
     average = their_scores.__kwdefaults__ or {}
     average = their_scores.__defaults__[-1] if not average else average["length_normalize"]
@@ -46,26 +46,17 @@ def _fused(their_scores, score):
         length_normalize=average,
     ):
         sides, masks = (queries_embeddings, documents_embeddings), (queries_mask, documents_mask)
-        if not _can_be_fused(sides, masks):
+        if not can_be_fused(sides, masks, dimensions):
             return their_scores(*sides, *masks, chunk_elements, length_normalize)
         pairs = zip(sides, masks, strict=True)
-        masks = [(side != 0).any(-1) if m is None else m.bool() for side, m in pairs]
-        return as_float(score(*sides, *masks, bool(length_normalize)))
+        masks = [(side != 0).any(-1) if m is None else m for side, m in pairs]
+        queries, kept = weighted(queries_embeddings, masks[0])
+        sides = queries, documents_embeddings
+        return as_float(score(*sides, kept, masks[1].bool(), bool(length_normalize)))
 
     # pickle finds the function by these.
     scores.__module__, scores.__qualname__ = __name__, scores.__name__
     return scores
-
-
-def _can_be_fused(sides, masks):
-    """Whether these are non-empty tensors of one floating dtype on one device, with their masks."""
-    tensors = [*sides, *(mask for mask in masks if mask is not None)]
-    if not all(isinstance(t, torch.Tensor) and t.device == tensors[0].device for t in tensors):
-        return False
-    alike = sides[0].dtype == sides[1].dtype and sides[0].is_floating_point()
-    filled = all(t.numel() for t in sides) and sides[0].dim() == 3
-    # A mask of floats weights the tokens there.
-    return alike and filled and not any(t.is_floating_point() for t in tensors[2:])
 
 
 def _max_sim(queries, documents, queries_mask, documents_mask, average):
@@ -86,15 +77,15 @@ def _one_document(queries, documents, queries_mask, documents_mask, average):
 
 
 _SCORES = {
-    "colbert_scores": _every_pair,
-    "colbert_kd_scores": _max_sim,
-    "colbert_scores_pairwise": _one_document,
+    "colbert_scores": (_every_pair, (3, 4)),
+    "colbert_kd_scores": (_max_sim, (3, 4)),
+    "colbert_scores_pairwise": (_one_document, (3, 3)),
 }
 _OURS = {}  # their function -> ours
-for _name, _score in _SCORES.items():
+for _name, _how in _SCORES.items():
     for _prefix in ("", "mean_"):
         _their = getattr(scoring, f"{_prefix}{_name}")
-        _OURS[_their] = _fused(_their, _score)
+        _OURS[_their] = _fused(_their, *_how)
 
 colbert_scores = _OURS[scoring.colbert_scores]
 colbert_kd_scores = _OURS[scoring.colbert_kd_scores]
