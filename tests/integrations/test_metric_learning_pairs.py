@@ -209,6 +209,32 @@ def test_dtype_as_a_reducer_sees_it(name):
 
 
 @pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_dtype_without_pairs_under_autocast(name):
+    """Theirs reads that there is none, and then has the dtype of the embeddings."""
+    x = batch()[0][:1]
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (
+            getattr(kind, name)()(x, torch.arange(1)) for kind in (losses, their_losses)
+        )
+    assert ours == theirs == 0
+    assert (ours.dtype, theirs.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_loss_that_is_less_than_rounding():
+    """Theirs adds 1 to it before the logarithm, and AvgNonZeroReducer leaves out what is 0."""
+    x, labels = torch.eye(3, 4)[[0, 0, 1, 2]], torch.tensor([0, 0, 1, 2])
+    each, mean = (
+        [kind.MultiSimilarityLoss(reducer=kept)(x, labels) for kind in (losses, their_losses)]
+        for kept in (reducers.DoNothingReducer(), reducers.AvgNonZeroReducer())
+    )
+    ours, theirs = (found["loss"]["losses"].flatten() for found in each)
+    assert (ours[2:] > 0).all()
+    assert (theirs[2:] == 0).all()
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(torch.stack(mean), torch.stack([ours.mean(), ours[:2].mean()]))
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_the_gradient_of_a_zero_row(name):
     """That of a row of length 1e-12 there; 0 here."""
     x, labels = batch()

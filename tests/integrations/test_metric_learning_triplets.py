@@ -195,3 +195,15 @@ def test_miner_of_ranges_is_theirs():
         ours = miners.BatchHardMiner(**options)(x, labels)
     theirs = their_miners.BatchHardMiner(**options)(x, labels)
     assert_same(ours, theirs)
+
+
+def test_few_rows_of_bfloat16():
+    """Of which torch computes no matrix of distances."""
+    (x, labels), found = batch(9), []
+    for given in (x.bfloat16(), x.bfloat16().double()):
+        mined = miners.BatchHardMiner()(given, labels)
+        found.append(losses.TripletMarginLoss()(given, labels, mined))
+    torch.testing.assert_close(found[0], found[1].bfloat16())
+    for call in (their_miners.BatchHardMiner(), their_losses.TripletMarginLoss()):
+        with pytest.raises(RuntimeError, match="BFloat16"):
+            call(x.bfloat16(), labels)

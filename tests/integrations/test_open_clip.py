@@ -114,8 +114,10 @@ def test_refusals():
     x = torch.randn(4, 3)
     with pytest.raises(ValueError, match="text_features: wanted 4 rows"):
         ClipLoss()(x, x[:2], 1.0)
-    with pytest.raises(ValueError, match="logit_scale: wanted a finite number"):
-        ClipLoss()(x, x, float("nan"))
+    for scale in (float("nan"), torch.tensor(torch.inf)):
+        with pytest.raises(ValueError, match="logit_scale: wanted a finite number"):
+            ClipLoss()(x, x, scale)
+        assert peer.ClipLoss()(x, x, scale).isnan()
     with pytest.raises(ValueError, match="logit_scale: wanted one element"):
         ClipLoss()(x, x, torch.ones(2))
 

@@ -166,13 +166,16 @@ def test_tevatron_where_all_is_ignored(tevatron, reduction, read, monkeypatch):
 
 
 def test_tevatron_of_other_targets(tevatron):
-    """Bytes are places, floats are probabilities, which are theirs."""
+    """Integers are places, in theirs only int64 and bytes; floats are probabilities, theirs."""
     ours, theirs = (package.SimpleContrastiveLoss() for package in tevatron)
     sides = of(ROWS, WIDTH, seed=1), of(ROWS, WIDTH, seed=2)
     places = torch.arange(ROWS).flip(0)
     wanted = theirs(*sides, target=places)
-    for dtype in (torch.uint8, torch.int32):
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
         torch.testing.assert_close(ours(*sides, target=places.to(dtype)), wanted)
+        if dtype != torch.uint8:
+            with pytest.raises(RuntimeError):
+                theirs(*sides, target=places.to(dtype))
     soft = of(ROWS, ROWS, seed=3).softmax(1)
     overrides._warned.clear()
     with pytest.warns(
