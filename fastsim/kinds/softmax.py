@@ -96,10 +96,10 @@ class Softmax(Kind):
             return 0.5 * (of_row + of_column)
         if tile.normalise or pairs.one_positive:
             return of_row
-        # dL/dz = T p - t, T the sum of the row's targets.
+        # dL/dz = T p - t lies between -t and T - t, T the sum of the row's targets.
         if pairs.dense is None or pairs.sliced:
-            return of_row * (columns + 1) * largest_target(pairs)
-        return of_row * (_largest_sum(pairs.dense) + largest_target(pairs))
+            return of_row * columns * largest_target(pairs)
+        return of_row * _largest_sum(pairs.dense)
 
     def largest_of(self, tile, coefficients, columns):
         _, of_row, of_target, _, of_column = coefficients

@@ -16,7 +16,7 @@ from fastsim.backends.torch.backend import TorchBackend
 from fastsim.engine import scoring
 from fastsim.engine.call import Call
 from fastsim.kinds import KINDS
-from fastsim.kinds.kind import largest
+from fastsim.kinds.kind import largest, largest_target
 from fastsim.pairs import Factors, Pairs
 from fastsim.tile_loss import TileLoss
 
@@ -34,6 +34,7 @@ DENSE = {
     "one": torch.eye(N, M, dtype=torch.bool),
     "shares": torch.rand(N, M, dtype=torch.float64).softmax(1),
 }
+UNSURE = torch.rand(N, M, dtype=torch.float64) / 5  # targets near 0
 SHIFTED = replace(GROUPS, row_shift=torch.linspace(-9, 1, N, dtype=torch.float64))
 FACTORS = Factors(*(3 * torch.randn(rows, 5, dtype=torch.float64) for rows in (N, M)))
 TILES = {
@@ -46,7 +47,9 @@ TILES = {
     "untargeted": TileLoss("softmax", Pairs(), symmetric=True),
     **{name: TileLoss("softmax", Pairs(dense=targets)) for name, targets in DENSE.items()},
     "sigmoid": TileLoss("sigmoid", GROUPS),
+    "sigmoid, unsure": TileLoss("sigmoid", Pairs(dense=UNSURE)),
     "sigmoid, weighed": TileLoss("sigmoid", GROUPS, positive_weights=torch.linspace(1, 1e3, N)),
+    "sigmoid, light": TileLoss("sigmoid", GROUPS, positive_weights=torch.linspace(0.01, 0.1, N)),
     "squared_error": TileLoss("squared_error", GROUPS),
     "squared_error, shifted": TileLoss("squared_error", SHIFTED),
     "squared_error, factors": TileLoss("squared_error", Pairs(factors=FACTORS)),
@@ -59,6 +62,9 @@ TILES = {
     # Most negatives are positives: what is left of the others has a large weight.
     "debiased, priors": TileLoss(
         "debiased", OWN, hardness=0.5, prior=torch.tensor([[0.95, M - 1.0]]).expand(N, 2)
+    ),
+    "debiased, small priors": TileLoss(
+        "debiased", OWN, prior=torch.tensor([[0.01, M - 1.0]]).expand(N, 2)
     ),
     "levels": TileLoss("levels", GROUPS, levels=torch.tensor([-1.0, 1.0], dtype=torch.float64)),
 }
@@ -184,6 +190,12 @@ def test_positives_that_are_known_to_differ_are_not_counted():
     assert tile.record.largest_score_grad(tile, weights, M) == 3 * weights.amax()
 
 
+def test_targets_that_are_normalised_are_not_counted():
+    weights = torch.rand(N)
+    tile = replace(TILES["groups"], scale=torch.tensor(3.0))
+    assert tile.record.largest_score_grad(tile, weights, M) == 3 * weights.amax()
+
+
 @pytest.mark.parametrize("distinct", [True, False])
 def test_positives_are_added_up_where_two_may_be_one(distinct, monkeypatch):
     asked, put = [], torch.Tensor.index_put_
@@ -201,6 +213,22 @@ def test_positives_are_added_up_where_two_may_be_one(distinct, monkeypatch):
     assert asked == [not distinct]
     torch.testing.assert_close(found[4] * state[5], torch.cat([weights * 1.5, torch.zeros(M - N)]))
     assert not torch.equal(found[4], wanted[4])
+
+
+def test_the_largest_target_of_groups_and_cosines_is_1():
+    cosines = Factors(FACTORS.rows / 100, FACTORS.columns / 100, cosine=True)
+    for pairs in (DIAGONAL, GROUPS, NORMALISED, Pairs(factors=cosines)):
+        assert largest_target(pairs) == 1
+
+
+@pytest.mark.parametrize("piece", [1, 2 * M + 1])
+def test_targets_are_added_up_in_pieces(piece, monkeypatch):
+    """Also where a piece is not even a row."""
+    tile = TileLoss("softmax", Pairs(dense=torch.randn(N, M)), torch.tensor(3.0))
+    weights = torch.rand(N)
+    whole = tile.record.largest_score_grad(tile, weights, M)
+    monkeypatch.setattr("fastsim.kinds.softmax.PIECE", piece)
+    assert tile.record.largest_score_grad(tile, weights, M) == whole
 
 
 def test_the_largest_of_nothing_is_0():
