@@ -65,6 +65,7 @@ def test_scores_of_sentence_transformers(form, prefix, masked, sentences, monkey
     many = (QUERIES,) if "pairwise" in form else (QUERIES, DOCUMENTS)
     (q, q_mask), (d, d_mask) = texts(QUERIES, TOKENS[0]), texts(*many, TOKENS[1])
     d[1, ..., 3, :] = q[0, 0] = 0  # padding there, where no mask is given
+    d[..., 0, 0] = q[:, 1, 0] = 0  # and none here
     masks = {"queries_mask": q_mask, "documents_mask": d_mask} if masked else {}
     compare(lambda q, d: ours(q, d, **masks), lambda q, d: theirs(q, d, **masks), q, d)
     for dtype in (torch.float64, torch.bfloat16):
@@ -72,12 +73,66 @@ def test_scores_of_sentence_transformers(form, prefix, masked, sentences, monkey
         mine, peer = ours(*given, **masks), theirs(*given, **masks)
         # With a mask of the queries theirs are cut to float32; nothing is gained by that.
         assert mine.dtype == (torch.promote_types(dtype, torch.float32) if masked else peer.dtype)
-    d_mask[2] = False
+    q_mask[0] = d_mask[2] = False
     torch.testing.assert_close(ours(q, d, **masks), theirs(q, d, **masks))
-    # Weights of tokens, and lists, are scored by their code.
+    # Masks as tokenizers make them, and tensors that are views of others.
+    masks = {name: mask.long() for name, mask in masks.items()}
+    q, d = (side.transpose(0, 1).contiguous().transpose(0, 1) for side in (q, d))
+    for average in (False, True):
+        found = ours(q, d, **masks, length_normalize=average)
+        torch.testing.assert_close(found, theirs(q, d, **masks, length_normalize=average))
+    # Weights of tokens are scored by their code.
     if masked and form == "colbert_scores":
         weights = torch.rand(QUERIES, TOKENS[0])
         torch.testing.assert_close(ours(q, d, weights), theirs(q, d, weights))
+
+
+OTHERS = {
+    "lists": lambda q, d: (list(q), list(d)),
+    "arrays": lambda q, d: (q.numpy(), d.numpy()),
+    "integers": lambda q, d: ((9 * q).long(), (9 * d).long()),
+    "two dtypes": lambda q, d: (q.double(), d),
+    "one query": lambda q, d: (q[0], d),
+    "no queries": lambda q, d: (q[:0], d),
+    "no tokens of queries": lambda q, d: (q[:, :0], d),
+    "no documents": lambda q, d: (q, d[:0]),
+    "no tokens of documents": lambda q, d: (q, d[..., :0, :]),
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "mean_"])
+@pytest.mark.parametrize("form", ["colbert_scores", "colbert_kd_scores", "colbert_scores_pairwise"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_max_sim_does_not_take(other, form, prefix, sentences):
+    """Is scored by their code, with every option; or is their error."""
+    from sentence_transformers.multi_vector_encoder import scoring
+
+    many = (QUERIES,) if "pairwise" in form else (QUERIES, DOCUMENTS)
+    sides = OTHERS[other](torch.randn(QUERIES, TOKENS[0], WIDTH), texts(*many, TOKENS[1])[0])
+    for average in (False, True):
+        found = []
+        for module in (sentences[1], scoring):
+            try:
+                found.append(getattr(module, prefix + form)(*sides, length_normalize=average))
+            except Exception as error:
+                found.append((type(error), str(error)))
+        assert found[0] == found[1] if isinstance(found[1], tuple) else torch.equal(*found)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_their_code_is_given_every_argument(masked, sentences, monkeypatch):
+    told = []
+
+    def maxsim(*given, a_mask, b_mask, chunk_elements, length_normalize):
+        told.append((a_mask is None, b_mask is None, chunk_elements, length_normalize))
+        return torch.zeros(QUERIES, QUERIES)
+
+    scores = sentences[1].colbert_scores
+    monkeypatch.setitem(scores.__wrapped__.__globals__, "maxsim", maxsim)
+    (q, q_mask), (d, d_mask) = texts(QUERIES, TOKENS[0]), texts(QUERIES, 1, TOKENS[1])
+    masks = (q_mask, d_mask) if masked else (None, None)
+    scores(list(q), list(d), *masks, 3, True)
+    assert told == [(not masked, not masked, 3, True)]
 
 
 @pytest.mark.parametrize("prefix", ["", "mean_"])
@@ -174,9 +229,12 @@ def test_scores_can_be_pickled(form, prefix, sentences):
 def test_another_score_stays(sentences):
     from sentence_transformers.multi_vector_encoder.scoring import XTRScores
 
-    score = XTRScores(top_k=3)
-    loss = sentences[1].MultiVectorMultipleNegativesRankingLoss(Given(), similarity_fct=score)
-    assert loss.similarity_fct is score
+    class Unhashable(XTRScores):
+        __hash__ = None
+
+    for score in (XTRScores(top_k=3), Unhashable(top_k=3)):
+        loss = sentences[1].MultiVectorMultipleNegativesRankingLoss(Given(), similarity_fct=score)
+        assert loss.similarity_fct is score
 
 
 FORMS = ["colbert_scores", "colbert_kd_scores", "ColBERTScores"]

@@ -21,7 +21,6 @@ from fastsim.integrations.function_attribute import FunctionAttribute
 from fastsim.integrations.sentence_transformers.fused import lookup
 from fastsim.integrations.sentence_transformers.their_module import InTheirModule
 from fastsim.integrations.token_masks import can_be_fused, weighted
-from fastsim.reduce import as_float
 from fastsim.token_scores import max_sim
 
 EMPTY_DOCUMENT = -1e9  # their score of a document without tokens
@@ -52,7 +51,7 @@ def _fused(their_scores, score, dimensions):
         masks = [(side != 0).any(-1) if m is None else m for side, m in pairs]
         queries, kept = weighted(queries_embeddings, masks[0])
         sides = queries, documents_embeddings
-        return as_float(score(*sides, kept, masks[1].bool(), bool(length_normalize)))
+        return score(*sides, kept, masks[1].bool(), bool(length_normalize))
 
     # pickle finds the function by these.
     scores.__module__, scores.__qualname__ = __name__, scores.__name__
@@ -60,7 +59,6 @@ def _fused(their_scores, score, dimensions):
 
 
 def _max_sim(queries, documents, queries_mask, documents_mask, average):
-    documents, documents_mask = documents.contiguous(), documents_mask.contiguous()
     scores = max_sim(queries, documents, queries_mask, documents_mask, similarity="dot")
     scores = scores.masked_fill(~documents_mask.any(-1), EMPTY_DOCUMENT)
     return scores / queries_mask.sum(1, keepdim=True).clamp(min=1) if average else scores
