@@ -43,7 +43,7 @@ def forwarding(name, *theirs):
                 yield module()
 
     def __getattr__(attribute):  # noqa: N807
-        if not (attribute.startswith("__") and attribute.endswith("__")):
+        if not attribute.startswith("__"):
             for module in modules():
                 if hasattr(module, attribute):
                     return getattr(module, attribute)

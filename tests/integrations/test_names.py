@@ -36,6 +36,7 @@ def both(name):
 def test_every_name_of_theirs(name):
     theirs, ours = both(name)
     assert_serves(ours, theirs)
+    assert set(vars(ours)) <= set(dir(ours))
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -101,7 +102,13 @@ def test_options_of_our_own_losses():
         assert getattr(ours, name) is getattr(theirs, name)
 
 
-EARLIER = [("5.7.0", "6"), ("1.5.20", "1.5.21"), ("1.5", "1.5.21"), ("3.2.1rc1", "3.3")]
+EARLIER = [
+    ("5.7.0", "6"),
+    ("1.5.20", "1.5.21"),
+    ("1.5", "1.5.1"),
+    ("3.2.1rc1", "3.3"),
+    ("of-today", "1"),
+]
 LATER = [
     ("6.2", "6"),
     ("1.5.21", "1.5.21"),
