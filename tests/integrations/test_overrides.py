@@ -3,13 +3,22 @@
 import copy
 import functools
 import inspect
+import linecache
 import sys
 import types
+import warnings
 
 import pytest
 import torch
 
-from fastsim.integrations.overrides import Hooked, is_plain, patched_attribute
+from fastsim.integrations.overrides import (
+    Hooked,
+    is_plain,
+    no_fused_form,
+    patched_attribute,
+    stands_for,
+    warn_once,
+)
 
 
 class Theirs:
@@ -46,6 +55,37 @@ def test_every_way(monkeypatch):
     assert Mine().replaced_hook() == loss.replaced_hook() == "hook"
     monkeypatch.setattr(Theirs, "hook", lambda self: "patched")
     assert Ours().replaced_hook() == "hook"
+    monkeypatch.delattr(Theirs, "hook")
+    assert Ours().replaced_hook() == "hook"
+
+
+def ask(loss, **options):
+    return loss.is_unfused(**options)
+
+
+LINES = [({"stacklevel": 1}, "loss.is_unfused("), ({}, "ask(loss"), ({"stacklevel": 2}, "ask(loss")]
+
+
+@pytest.mark.parametrize(("options", "line"), LINES)
+def test_each_reason_is_said_once_of_each_class(options, line):
+    """With the line that is asked for, as by `warnings.warn`."""
+    for kind in (Ours, type("Mine", (Ours,), {"_package": "peer"})):
+        loss = kind()
+        assert not ask(loss, **options)
+        loss.hook = len
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert ask(loss, **options)
+            assert ask(loss, **options)
+            for _ in range(2):
+                warn_once(loss, no_fused_form("margin"), "peer")
+        first, second = said
+        assert str(first.message) == (
+            f"{kind.__name__}: hook has been replaced; {kind._package}'s own code computes the"
+            " loss, without saving memory"
+        )
+        assert line in linecache.getline(first.filename, first.lineno)
+        assert str(second.message).startswith(f"{kind.__name__}: margin has no fused form; peer's ")
 
 
 def test_a_patch_before_ours_was_made():
@@ -92,6 +132,21 @@ def test_methods_of_theirs_that_ours_overrides(owner, name, peer, monkeypatch):
     assert [kind().replaced_hook() for kind in kinds] == [name] * 3
 
 
+def test_a_method_that_was_removed(peer, monkeypatch):
+    ours = type("Loss", (Hooked, peer.Loss), OF_OURS)
+    monkeypatch.delattr(peer.Base, "step")
+    assert ours().replaced_hook() == "step"
+
+
+def test_methods_of_other_packages_and_values_are_no_hooks(peer, monkeypatch):
+    exec("import torch\nclass Layer(torch.nn.Module):\n    scale = 1", vars(peer))
+    ours = type("Layer", (Hooked, peer.Layer), {"scale": 2, "extra_repr": lambda self: "ours"})
+    assert ours().replaced_hook() is None
+    monkeypatch.setattr(torch.nn.Module, "extra_repr", lambda self: "patched")
+    monkeypatch.setattr(peer.Layer, "scale", 3)
+    assert ours().replaced_hook() is None
+
+
 @pytest.mark.parametrize(("owner", "name"), PATCHES)
 def test_methods_that_were_patched_before_ours_was_made(owner, name, peer, monkeypatch):
     monkeypatch.setattr(getattr(peer, owner), name, inspect.cleandoc, raising=False)
@@ -114,6 +169,7 @@ def test_modules():
     assert is_plain(copy.deepcopy(layer).eval(), layer)
     assert not is_plain(torch.nn.CosineSimilarity(dim=0), layer)
     assert not is_plain(torch.nn.Identity(), layer)
+    assert not is_plain(type("Mine", (torch.nn.CosineSimilarity,), {})(dim=-1), layer)
     assert patched_attribute(layer) is None
     hooked = copy.deepcopy(layer)
     hooked.register_forward_hook(lambda *given: None)
@@ -142,6 +198,8 @@ def test_functions_beside_the_class(monkeypatch):
     assert kind().replaced_hook() is None
     monkeypatch.setattr(module, "helper", len)
     assert kind().replaced_hook() == "helper"
+    monkeypatch.delattr(module, "helper")
+    assert kind().replaced_hook() == "helper"
 
 
 def test_functions_beside_every_class_of_theirs(peer, monkeypatch):
@@ -157,6 +215,7 @@ def test_functions_beside_every_class_of_theirs(peer, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(peer, "helper", functools.wraps(peer.helper)(lambda: "patched"))
         again = type("Loss", (ours,), {})  # made after the patch, which passes for theirs
+        assert stands_for(again) is peer.Loss
         kinds = ours, further, users, again
         assert [kind().replaced_hook() for kind in kinds] == ["helper"] * 4
     assert [kind().replaced_hook() for kind in (ours, further, users)] == [None] * 3
