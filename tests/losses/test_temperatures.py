@@ -85,14 +85,18 @@ def test_extreme_temperatures(backend, symmetric, dtype, temperature, usable):
         assert_close(f"result {place}", got, exact, dense, rounding, size, move)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kind", ["info_nce", "sup_con", "nt_xent", "matrix_cross_entropy"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_temperature_of_few_bits_is_not_rounded_again(backend, kind, dtype, usable):
-    """Its inverse neither: that of 0.013 has more bits than bfloat16, of 1e-5 no float16 at all."""
+def test_a_temperature_is_not_rounded_again(backend, kind, dtype, rows, usable):
+    """Its inverse neither: that of 0.013 has more bits than bfloat16, of 1e-5 no float16 at all.
+
+    Whatever the dtype of the rows.
+    """
     usable(backend)
     case = BY_NAME[kind]
-    tensors, others, options = inputs(case, (11, 17, 6), torch.float32, seed=6)
+    tensors, others, options = inputs(case, (11, 17, 6), rows, seed=6)
     for number in (0.013, 1e-5):
         temperature = torch.tensor(number, dtype=dtype)
         given = options | {"temperature": temperature, "backend": backend}
