@@ -129,6 +129,7 @@ def test_methods(encoder, call, kind, said):
     [
         ((0, 3), {}, ValueError, "in_features: wanted at least 1, got 0"),
         ((2, "x"), {}, TypeError, "out_features: wanted an int, got str"),
+        ((2, 0), {}, ValueError, "out_features: wanted at least 1, got 0"),
         ((2, 3), {"bias": "no"}, ValueError, "bias: wanted one of False, True, got 'no'"),
         *(
             ((2, 3), {"activation": name}, ValueError, "activation: wanted one of 'CELU', .* got")

@@ -65,6 +65,9 @@ def test_broken_folders_are_refused_in_one_line(tmp_path):
     rows[1] |= {"path": "1_Pooling", "type": "sentence_transformers.models.LSTM"}
     (folder / "modules.json").write_text(json.dumps(rows))
     cases[folder] = "wanted the parts Transformer, .* got 'sentence_transformers.models.LSTM'"
+    folder = saved("part missing")
+    (folder / "1_Pooling/config.json").unlink()
+    cases[folder] = "1_Pooling.config.json' cannot be read: "
     folder = saved("json")
     (folder / "modules.json").write_text("[{")
     cases[folder] = "cannot be read"

@@ -75,6 +75,7 @@ def test_what_would_change_embeddings_is_refused(key, value, said, theirs, tmp_p
         {"model_args": {"trust_remote_code": True}, "tokenizer_args": {"use_fast": False}},
         {"processing_kwargs": {"text": {}, "image": {"size": 3}}, "processor_kwargs": None},
         {"cache_dir": "a", "tokenizer_name_or_path": None, "backend": "torch"},
+        {"tokenizer_name_or_path": "", "of_a_later_version": [], "config_args": {"layers": []}},
     ],
 )
 def test_what_changes_nothing_is_read(config):

@@ -37,10 +37,28 @@ def test_what_is_fetched_from_the_hub(trust, pickle, tmp_path, monkeypatch):
     assert [name for name, _ in asked] == ["no/such-model", "no/such-base"]
     for _, patterns in asked:
         wanted = {"model.safetensors", "1_Pooling/config.json", "spiece.model", "merges.txt"}
+        wanted |= {"chat_template.jinja"}
         wanted |= {"modeling.py"} if trust else set()
         wanted |= {"pytorch_model.bin"} if pickle else set()
         files = [*wanted, "modeling.py", "pytorch_model.bin", "tf_model.h5", "model.onnx"]
         assert {f for f in files if any(fnmatch(f, one) for one in patterns)} == wanted
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_transformers_is_told_whether_code_may_be_run(trust, monkeypatch):
+    import transformers
+
+    told = set()
+    for name in ("AutoTokenizer", "AutoConfig", "AutoModel"):
+        kind = getattr(transformers, name)
+
+        def loaded(*given, load=kind.from_pretrained, name=name, **options):
+            told.add((name, options.get("trust_remote_code")))
+            return load(*given, **options)
+
+        monkeypatch.setattr(kind, "from_pretrained", loaded)
+    Encoder.from_pretrained(models.tiny_bert(), trust_remote_code=trust)
+    assert told == {(name, trust) for name in ("AutoTokenizer", "AutoConfig", "AutoModel")}
 
 
 def test_pickled_weights_need_a_flag(tmp_path):
@@ -60,6 +78,9 @@ def test_pickled_weights_of_a_dense_layer_need_the_flag_too(tmp_path):
     encoder = Encoder.from_pretrained(models.tiny_bert(), dense=4)
     encoder.save_pretrained(tmp_path / "model")
     place = tmp_path / "model/2_Dense"
+    (place / "pytorch_model.bin").write_text("not read beside the other")
+    Encoder.from_pretrained(tmp_path / "model", allow_pickle=True)
+    (place / "pytorch_model.bin").unlink()
     (place / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"2_Dense' has neither .* nor pytorch_model.bin"):
         Encoder.from_pretrained(tmp_path / "model", allow_pickle=True)
