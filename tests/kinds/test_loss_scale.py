@@ -34,7 +34,7 @@ DENSE = {
     "one": torch.eye(N, M, dtype=torch.bool),
     "shares": torch.rand(N, M, dtype=torch.float64).softmax(1),
 }
-UNSURE = torch.rand(N, M, dtype=torch.float64) / 5  # targets near 0
+UNSURE = torch.randint(5, (N, M)) / 16  # targets near 0, which 1 is added to exactly
 SHIFTED = replace(GROUPS, row_shift=torch.linspace(-9, 1, N, dtype=torch.float64))
 FACTORS = Factors(*(3 * torch.randn(rows, 5, dtype=torch.float64) for rows in (N, M)))
 TILES = {
@@ -224,7 +224,7 @@ def test_the_largest_target_of_groups_and_cosines_is_1():
 @pytest.mark.parametrize("piece", [1, 2 * M + 1])
 def test_targets_are_added_up_in_pieces(piece, monkeypatch):
     """Also where a piece is not even a row."""
-    tile = TileLoss("softmax", Pairs(dense=torch.randn(N, M)), torch.tensor(3.0))
+    tile = TileLoss("softmax", Pairs(dense=torch.randint(-9, 9, (N, M))), torch.tensor(3.0))
     weights = torch.rand(N)
     whole = tile.record.largest_score_grad(tile, weights, M)
     monkeypatch.setattr("fastsim.kinds.softmax.PIECE", piece)
