@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -48,6 +49,15 @@ def test_import_of_everything(name):
     assert set(wanted) <= set(found)
     beyond = set(found) - set(wanted)
     assert all(getattr(found[n], "__module__", "").startswith("fastsim.") for n in beyond), beyond
+
+
+def test_import_of_everything_gives_what_theirs_gives():
+    """Of a module without a list every name that begins with no underscore."""
+    plain, listed = types.ModuleType("plain"), types.ModuleType("listed")
+    plain.shown = plain._hidden = listed.named = listed.other = 1
+    listed.__all__ = ["named"]
+    *_, exported = names.forwarding(__name__, plain, listed, lambda: plain)
+    assert exported == ["shown", "named"]
 
 
 @pytest.mark.parametrize("name", PLACES)
