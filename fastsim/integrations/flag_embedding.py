@@ -64,7 +64,7 @@ def _in_batch(model, q_reps, p_reps):
     def theirs():
         return _theirs(model, q_reps.detach()[:1], p_reps.detach()[:1])[1]
 
-    return None, in_their_dtype(loss, type(model), theirs, q_reps, p_reps)
+    return None, in_their_dtype(loss, type(model), theirs, q_reps, p_reps, model.temperature)
 
 
 def _unfused_reason(model):

@@ -61,7 +61,8 @@ class _TwoViews(Hooked):
 
         # With is_gathered() in the key all ranks look it up together: theirs gathers too.
         owner = type(self), function_key(getattr(self, "weight_fn", None)), self.is_gathered()
-        return in_their_dtype(loss, owner, theirs_on_two_rows, out0, out1, self.bank())
+        inputs = out0, out1, self.bank(), self.temperature
+        return in_their_dtype(loss, owner, theirs_on_two_rows, *inputs)
 
     def unfused_reason(self, *inputs):
         reason = super().unfused_reason(*inputs)

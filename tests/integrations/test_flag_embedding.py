@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from fastsim.integrations import dtypes
 from tests.integrations.beside import compare
 from tests.integrations.lone_peer import ROWS, WIDTH, alone, mixed, of
 
@@ -134,6 +135,15 @@ def test_flag_embedding_of_two_dtypes(flag):
     torch.testing.assert_close(ours(*given).loss, ours(*plain).loss)
     with torch.autocast("cpu", torch.bfloat16):
         assert ours(*given).loss.dtype == theirs(*given).loss.dtype
+
+
+def test_the_dtype_of_a_loss_with_a_tensor(flag, monkeypatch):
+    """Of shape (1,), which counts in theirs, whatever was computed before."""
+    monkeypatch.setattr(dtypes, "_known", {})
+    half, kinds = [side.bfloat16() for side in pairs(2)], patched(flag)
+    for value in (torch.tensor([0.3]), 0.3, torch.tensor([0.3]).double()):
+        ours, theirs = (kind(None, temperature=value).train()(*half).loss for kind in kinds)
+        assert ours.dtype == theirs.dtype
 
 
 def test_flag_embedding_of_another_width(flag):

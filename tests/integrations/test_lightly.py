@@ -128,6 +128,16 @@ def test_the_dtype_of_a_loss_with_weights(lightly, weights, wrapped, monkeypatch
         assert (ours.dtype == torch.float32) == (weight is wide)
 
 
+@pytest.mark.parametrize("name", ["NTXentLoss", "DCLLoss"])
+def test_the_dtype_of_a_loss_with_a_tensor(lightly, name, monkeypatch):
+    """Of shape (1,), which counts in theirs, whatever was computed before."""
+    monkeypatch.setattr(dtypes, "_known", {})
+    views = [of(ROWS, WIDTH, seed=seed).bfloat16() for seed in (1, 2)]
+    for value in (torch.tensor([0.3]), 0.3, torch.tensor([0.3]).double()):
+        ours, theirs = (getattr(package, name)(value)(*views) for package in lightly)
+        assert ours.dtype == theirs.dtype
+
+
 @pytest.mark.parametrize(
     ("name", "owner"),
     [("NTXentLoss", "NTXentLoss"), ("DCLLoss", "DCLLoss"), ("DCLWLoss", "DCLLoss")],

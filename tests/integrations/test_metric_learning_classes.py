@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastsim.integrations import dtypes
 from tests.integrations.metric_learning_peer import (
     CLASSES,
     ROWS,
@@ -288,15 +289,28 @@ def test_learnt_numbers():
         compare(call(losses), call(their_losses), tensors)
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("CosFaceLoss", "scale"),
-        ("ArcFaceLoss", "scale"),
-        ("ProxyNCALoss", "softmax_scale"),
-        ("NormalizedSoftmaxLoss", "temperature"),
-    ],
-)
+NUMBERS = [
+    ("CosFaceLoss", "scale"),
+    ("ArcFaceLoss", "scale"),
+    ("ProxyNCALoss", "softmax_scale"),
+    ("NormalizedSoftmaxLoss", "temperature"),
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+def test_the_dtype_of_a_loss_with_a_tensor(name, option, monkeypatch):
+    """Of shape (1,), which counts in theirs, whatever was computed before."""
+    monkeypatch.setattr(dtypes, "_known", {})
+    x, labels = batch()
+    for value in (torch.tensor([3.0]), 3.0, torch.tensor([3.0]).double()):
+        ours, theirs = (
+            made(kind, name, **{option: value})(x.bfloat16(), labels)
+            for kind in (losses, their_losses)
+        )
+        assert ours.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
 def test_a_number_of_16_bits(name, option):
     """Its inverse is not rounded to 16 bits."""
     x, labels = batch()

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from fastsim.integrations import dtypes
 from tests.integrations import beside
 from tests.integrations.metric_learning_peer import (
     CLASSES,
@@ -206,6 +207,19 @@ def test_dtype_as_a_reducer_sees_it(name):
         for kind in (losses, their_losses)
     )
     assert (ours["losses"].dtype, theirs["losses"].dtype) == (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["NTXentLoss", "SupConLoss"])
+def test_dtype_of_a_loss_with_a_tensor(name, monkeypatch):
+    """Of shape (1,), which counts in theirs, whatever was computed before."""
+    monkeypatch.setattr(dtypes, "_known", {})
+    x, labels = batch()
+    for value in (torch.tensor([3.0]), 3.0, torch.tensor([3.0]).double()):
+        ours, theirs = (
+            getattr(kind, name)(temperature=value)(x.bfloat16(), labels)
+            for kind in (losses, their_losses)
+        )
+        assert ours.dtype == theirs.dtype
 
 
 @pytest.mark.parametrize("name", PAIR_LOSSES)

@@ -17,6 +17,7 @@ from sentence_transformers import util
 from sentence_transformers.base.losses.gradcache import uses_gradient_cache
 from sentence_transformers.sentence_transformer import losses as theirs
 
+from fastsim.integrations import dtypes
 from fastsim.integrations import sentence_transformers as ours
 from tests.integrations.sentence_transformers_peer import (
     SHARED,
@@ -160,6 +161,29 @@ def test_dtype_with_a_learnt_number(name, learnt, autocast):
         values[-1].backward()
         assert getattr(loss, learnt).grad.dtype == torch.float32
     assert values[0].dtype == values[1].dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("MultipleNegativesRankingLoss", "scale"),
+        ("CachedMultipleNegativesRankingLoss", "scale"),
+        ("CoSENTLoss", "scale"),
+        ("GISTEmbedLoss", "temperature"),
+        ("CachedGISTEmbedLoss", "temperature"),
+    ],
+)
+def test_dtype_with_a_tensor(name, option, monkeypatch):
+    """Of shape (1,), which counts in theirs, whatever was computed before."""
+    monkeypatch.setattr(dtypes, "_known", {})
+    columns, labels = any_batch(name, [column.bfloat16() for column in vectors(2)])
+    for value in (torch.tensor([3.0]), 3.0, torch.tensor([3.0]).double()):
+        found = []
+        for package in (ours, theirs):
+            loss = any_loss(package, name)
+            setattr(loss, option, value)
+            found.append(loss(with_guides(columns, columns), labels).dtype)
+        assert found[0] == found[1]
 
 
 class OfSoMany(torch.nn.MSELoss):

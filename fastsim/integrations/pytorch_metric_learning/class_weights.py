@@ -26,7 +26,6 @@ from fastsim.scores import paired_scores
 class _ClassLoss(TheirDtype, unfused_reasons.Replacement):
     """compute_loss from embeddings, labels and the rows (C, D) of the classes."""
 
-    positive = ()  # names of the numbers that have to be above 0
     by_anchors = False  # whether only the anchors of a miner's tuples count
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):

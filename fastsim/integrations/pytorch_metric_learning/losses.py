@@ -80,7 +80,7 @@ class _PairLoss(TheirDtype, unfused_reasons.Replacement):
 
     def option_reason(self):
         """Why the options of the loss have no fused form, or None."""
-        return unfused_reasons.of_positive(self, "temperature")
+        return unfused_reasons.of_positive(self, *self.positive)
 
     def replaced_hook(self):
         """As in `Hooked`; also loss_method, which has to be the method named by `way`."""
@@ -96,7 +96,7 @@ class _PairLoss(TheirDtype, unfused_reasons.Replacement):
 class NTXentLoss(_PairLoss, theirs.NTXentLoss, hooks=HOOKS):
     """`fastsim.nt_xent`; fused with MeanReducer (the default) and SumReducer."""
 
-    way = "pair_based_loss"
+    way, positive = "pair_based_loss", ("temperature",)
 
     def option_reason(self):
         if reduction(self) is None:
@@ -115,7 +115,7 @@ class NTXentLoss(_PairLoss, theirs.NTXentLoss, hooks=HOOKS):
 class SupConLoss(_PairLoss, theirs.SupConLoss, hooks=HOOKS):
     """`fastsim.sup_con`, 0 if no row has a negative; fused with every reducer."""
 
-    way = "mat_based_loss"
+    way, positive = "mat_based_loss", ("temperature",)
 
     def fused(self, embeddings, labels, references):
         options = {"temperature": self.temperature, "reduction": "none"}
@@ -129,12 +129,12 @@ class SupConLoss(_PairLoss, theirs.SupConLoss, hooks=HOOKS):
 class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss, hooks=HOOKS):
     """`fastsim.multi_similarity`; fused with every reducer, if its parameters are numbers."""
 
-    way = "mat_based_loss"
+    way, positive = "mat_based_loss", ("alpha", "beta")
 
     def option_reason(self):
         if any(isinstance(value, torch.Tensor) for value in (self.alpha, self.beta, self.base)):
             return "parameters that are tensors have no fused form"
-        return unfused_reasons.of_positive(self, "alpha", "beta")
+        return super().option_reason()
 
     def fused(self, embeddings, labels, references):
         how = reduction(self)
@@ -148,7 +148,7 @@ class MultiSimilarityLoss(_PairLoss, theirs.MultiSimilarityLoss, hooks=HOOKS):
 class CircleLoss(_PairLoss, theirs.CircleLoss, hooks=HOOKS):
     """`fastsim.circle`; fused with every reducer, if its parameters are numbers."""
 
-    way = "mat_based_loss"
+    way, positive = "mat_based_loss", ("gamma",)
     similarities = ("cosine",)
 
     def option_reason(self):
@@ -159,7 +159,7 @@ class CircleLoss(_PairLoss, theirs.CircleLoss, hooks=HOOKS):
         changed = [name for name, value in derived.items() if getattr(self, name) != value]
         if not overrides.is_plain(self.soft_plus, _SOFT_PLUS):
             changed.append("soft_plus")
-        return replaced(changed[0]) if changed else unfused_reasons.of_positive(self, "gamma")
+        return replaced(changed[0]) if changed else super().option_reason()
 
     def fused(self, embeddings, labels, references):
         options = {"margin": self.m, "gamma": self.gamma, "reduction": "none"}

@@ -50,11 +50,12 @@ class Fused(Replacement):
         """
         functions = ("distance_metric", "similarity_fct", "loss_fct")
         owner = type(self), *(function_key(getattr(self, name, None)) for name in functions)
+        numbers = (getattr(self, name, None) for name in ("scale", "temperature"))
 
         def call():
             return theirs(*(column.detach()[:2] for column in embeddings))
 
-        return in_their_dtype(loss, owner, call, *embeddings, *others)
+        return in_their_dtype(loss, owner, call, *embeddings, *others, *numbers)
 
     def get_config_dict(self):
         """The options, with the value of a learnt number."""
