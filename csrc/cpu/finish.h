@@ -92,10 +92,9 @@ inline RowResult circle(const ContrastState& s, double scale) {
   return {softplus(lse_sum), ratio(weight, s.sum), ratio(weight, s.positive_sum)};
 }
 
-// Decoupled: lse of the negatives minus the logit of the positive, which is `positive_top`. The
-// loss of a row without negatives is 0; a row whose negatives all have the score -Inf has top -Inf.
+// Decoupled: lse of the negatives minus the logit of the positive, which is `positive_top`. The sum
+// is 0 if all negatives have the score -Inf.
 inline RowResult decoupled(const ContrastState& s, double scale) {
-  if (s.sum == 0 && !std::isinf(s.top)) return {0 * s.positive_top, 0, 0};
   return {scale * s.top + std::log(s.sum) - s.positive_top, scale / s.sum, scale};
 }
 

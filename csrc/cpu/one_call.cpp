@@ -35,35 +35,75 @@ class OtherPanel {
   const Panel<T> panel_;
 };
 
+// The rows and columns of the scores, and their gradients. Without y the rows are the columns too.
+template <class T>
+class Sides {
+ public:
+  // to_x (N, width), to_y (M, width): where the gradients go; null: not wanted. Without y, to_x
+  // gets the sum of both sides' gradients. lazy: see Side, of the columns.
+  Sides(const Tensor& x, const Optional& y, int64_t width, bool cosine, bool lazy, T* to_x, T* to_y)
+      // The unit rows may lie in to_x: the gradient of a band is written over its unit rows when
+      // nothing reads these any more. Without y every band reads them.
+      : rows(x, width, cosine, cosine && y ? to_x : nullptr), y_(y), to_x_(to_x), to_y_(to_y) {
+    if (y) others_.emplace(*y, width, cosine, nullptr, lazy);
+    // Without rows there is no band, and to_y is written by the first band.
+    if (to_y && rows.count == 0) std::fill_n(to_y, columns().count * width, T(0));
+  }
+
+  const Side<T>& columns() const { return y_ ? *others_ : rows; }
+
+  // Adds the products with the score gradients of the band of rows that starts at row `first`.
+  void add_gradients(const Block<T>& b, int64_t first) const {
+    const Side<T>& others = columns();
+    const int64_t width = rows.width;
+    const T* const band = rows + first * width;
+    // The gradient of the band may be written over its unit rows, so that products with these come
+    // first.
+    if (to_y_) multiply_panel<T>(b, band, width, to_y_, true, first > 0);
+    if (!to_x_) return;
+    if (!y_) multiply_panel<T>(b, band, width, to_x_, true, first > 0);
+    T* const to_band = to_x_ + first * width;
+    multiply_panel<T>(b, others.operand(), others.inverse(), width, to_band, !y_);
+  }
+
+  // Replaces the gradients of the operands by those of x and y. Returns the sum over all pairs of
+  // score times score gradient if `wants_sum`, otherwise 0. The sum follows from either side's
+  // gradient; without y, to_x holds both gradients and yields it twice.
+  double finish(bool wants_sum) const {
+    double sum = 0;
+    if (to_x_) sum = rows.finish(to_x_, wants_sum && !to_y_) / (y_ ? 1 : 2);
+    if (to_y_) sum = columns().finish(to_y_, wants_sum);
+    return sum;
+  }
+
+  const Side<T> rows;
+
+ private:
+  const Optional& y_;
+  T *const to_x_, *const to_y_;
+  std::optional<Side<T>> others_;
+};
+
 // Computes the loss of the prefixes of `width` numbers, times `factor`, and its derivatives by
-// scale and bias. The derivative by scale is right only if there is a gradient. to_x (N, width) and
-// to_y (M, width) are set to the gradients; null: not wanted. Without y, to_x gets the sum of both
-// sides' gradients. band_rows: the number of rows whose scores are in memory at a time; a symmetric
-// loss needs the scores of all rows.
+// scale and bias. The derivative by scale is right only if there is a gradient. to_x and to_y are
+// set to the gradients, see Sides. band_rows: the number of rows whose scores are in memory at a
+// time; a symmetric loss needs the scores of all rows.
 template <class T>
 Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t width,
                      double factor, T* to_x, T* to_y) {
-  const Optional& y = arguments.y;
   const LossOptions& options = arguments.options;
-  // The unit rows may lie in to_x: the gradient of a band is written over its unit rows when
-  // nothing reads these any more. Without y the unit rows are the columns too, and every band reads
-  // them.
-  const Side<T> rows(arguments.x, width, options.cosine, options.cosine && y ? to_x : nullptr);
+  const Optional& y = arguments.y;
+  // Many columns are packed for each band, and multiplied by their inverse norms meanwhile. The
+  // metrics read unit rows.
+  const bool lazy = y && band_rows < arguments.x.size(0) && !arguments.totals &&
+                    !Panel<T>::pack_once_pays(y->size(0), width);
+  const Sides<T> sides(arguments.x, y, width, options.cosine, lazy, to_x, to_y);
+  const Side<T>&rows = sides.rows, &columns = sides.columns();
   BatchMetrics<T> metrics(arguments.row_metrics, arguments.totals, rows.count, options.cosine);
   metrics.add_row_potentials(rows);
-  std::optional<Side<T>> others;
-  if (y) {
-    // Many columns are packed for each band, and multiplied by their inverse norms meanwhile. The
-    // metrics read unit rows.
-    const bool lazy = band_rows < rows.count && !arguments.totals &&
-                      !Panel<T>::pack_once_pays(y->size(0), width);
-    others.emplace(*y, width, options.cosine, nullptr, lazy);
-    metrics.add_column_potentials(*others);
-  }
-  const Side<T>& columns = y ? *others : rows;
+  if (y) metrics.add_column_potentials(columns);
   const Panel<T> panel(rows, rows.count, columns.operand(), columns.inverse(), columns.count, width,
                        band_rows);
-  const int64_t row_count = rows.count, column_count = columns.count;
   std::optional<OtherPanel<T>> targets, guide;
   if (arguments.factor_rows) {
     targets.emplace(*arguments.factor_rows, *arguments.factor_columns, options.factor_cosine,
@@ -73,34 +113,20 @@ Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t 
     guide.emplace(*arguments.guide_rows, *arguments.guide_columns, true, band_rows);
   }
 
-  const Block<T> all = all_pairs<T>(arguments.pairs, row_count, column_count);
-  STD_TORCH_CHECK(!options.symmetric || band_rows >= row_count,
+  const Block<T> all = all_pairs<T>(arguments.pairs, rows.count, columns.count);
+  STD_TORCH_CHECK(!options.symmetric || band_rows >= rows.count,
                   "fastsim: in_one_call: wanted all rows in a band");
   const RowLosses<T> losses(arguments, all, factor, to_x || to_y);
   Result result;
-  // Without rows there is no band, and to_y is written by the first band.
-  if (to_y && row_count == 0) std::fill_n(to_y, column_count * width, T(0));
-  for (int64_t first = 0; first < row_count; first += band_rows) {
+  for (int64_t first = 0; first < rows.count; first += band_rows) {
     const Block<T> b = panel.band(first, all);
     result += losses(b, first, metrics.row_metrics(first),
                      targets ? targets->band(first) : OtherScores<T>{},
                      guide ? guide->band(first) : OtherScores<T>{});
-    // The products with the unit rows of the band come first: the gradient of the band may be
-    // written over them.
-    const T* band = rows + first * width;
-    if (to_y) multiply_panel<T>(b, band, width, to_y, true, first > 0);
-    if (to_x && !y) multiply_panel<T>(b, band, width, to_x, true, first > 0);
-    if (to_x) {
-      multiply_panel<T>(b, columns.operand(), columns.inverse(), width, to_x + first * width, !y);
-    }
+    sides.add_gradients(b, first);
   }
-  // The sum over all pairs of score times score gradient. It follows from either side's gradient;
-  // without y, to_x holds both gradients and yields it twice.
-  double dot_sum = 0;
-  if (to_x) dot_sum = rows.finish(to_x, options.scale_grad && !to_y) / (y ? 1 : 2);
-  if (to_y) dot_sum = columns.finish(to_y, options.scale_grad);
   metrics.write();
-  result.scale_score_grad += dot_sum / options.scale;
+  result.scale_score_grad += sides.finish(options.scale_grad) / options.scale;
   return result;
 }
 

@@ -1,8 +1,6 @@
 // Normalised losses: InfoNCE, SupCon, matrix cross entropy.
 #pragma once
 
-#include <limits>
-
 #include "finish.h"
 #include "isa.h"
 #include "pairs.h"
@@ -319,17 +317,7 @@ Row<T> open_without_positive(const Block<T>& b, int64_t row, T& positive_score) 
   return {s, positive, maximum(s, b.columns)};
 }
 
-// Whether a pair of the row has the score -Inf: only that is below the score of left-out pairs.
-template <class T>
-bool has_minus_infinity(const Row<T>& r, int64_t count) {
-  for (int64_t j = 0; j < count; ++j) {
-    if (r.scores[j] < kLeftOut<T>) return true;
-  }
-  return false;
-}
-
-// Adds the scores of a block to the states of its rows. If all negatives of a row have the score
-// -Inf, its maximum becomes -Inf too; the maximum of a row without negatives stays finite.
+// Adds the scores of a block to the states of its rows.
 template <class T>
 void decoupled_forward(const Block<T>& b, DecoupledForward<T> args, int64_t begin, int64_t end) {
   const Softmax<T> softmax{args.scale};
@@ -337,11 +325,7 @@ void decoupled_forward(const Block<T>& b, DecoupledForward<T> args, int64_t begi
     T positive_score = 0;
     const Row<T> r = open_without_positive(b, row, positive_score);
     const double sum = sum_exponentials<false>(r.scores, b.columns, r.top, softmax);
-    if (any_pair(r.top, sum)) {
-      merge({args.max, args.sum}, row, r.top, sum, args.scale);
-    } else if (args.sum[row] == 0 && has_minus_infinity(r, b.columns)) {
-      args.max[row] = -std::numeric_limits<double>::infinity();
-    }
+    if (any_pair(r.top, sum)) merge({args.max, args.sum}, row, r.top, sum, args.scale);
     if (r.positive < 0) continue;
     args.positive_logits[row] = double(args.scale) * positive_score;
     r.scores[r.positive] = positive_score;

@@ -145,7 +145,7 @@ class Decoupled(Kind):
         """
         top, total, _ = state
         weight = grad * tile.scale
-        return top, over(weight, total), weight
+        return top, weight / total, weight  # NaN for a total of 0, as the formula's gradient
 
     def largest_score_grad(self, tile, weights, columns):
         return weights.amax() * tile.scale.abs()

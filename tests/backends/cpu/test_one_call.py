@@ -27,7 +27,7 @@ TARGETED = ("softmax", "sigmoid", "squared_error")  # by any targets
 SIDES = ("multi_similarity", "multi_positive", "circle")  # positives and negatives by groups
 BOTH = {"margin": 0.3, "symmetric": True}
 # What may be asked of pairs whatever the kind, by how `extended` makes it.
-EXTRAS = ("dot", "guide", "above", "bias")
+EXTRAS = ("dot", "guide", "relative guide", "above", "bias")
 
 
 def combinations():
@@ -47,7 +47,8 @@ def combinations():
             yield kind, "positives", True, {}
             yield kind, "positives", False, {}
         if kind in ("softmax", "decoupled"):
-            for extra in EXTRAS:
+            # The decoupled loss takes a row without negatives for one whose scores are all -inf.
+            for extra in EXTRAS if kind == "softmax" else ("dot", "bias"):
                 yield kind, "positives", True, {"extra": extra}
         if kind == "sigmoid":
             yield kind, "groups", False, {"extra": "positive_weights"}
@@ -88,9 +89,9 @@ def normal(random, *shapes):
 def extended(tile, extra, random):
     """The tile with one more of what may be asked of it."""
     pairs, of = tile.pairs, {}
-    if extra == "guide":
+    if extra in ("guide", "relative guide"):
         guide = normal(random, (ROWS, 5), (COLUMNS, 5))
-        of = {"guide": Guide(*guide, None, margin=-0.1, relative=tile.kind == "decoupled")}
+        of = {"guide": Guide(*guide, None, margin=-0.1, relative=extra != "guide")}
     elif extra == "above":
         of = {"exclude_above": 0.2}
     elif extra == "bias":
