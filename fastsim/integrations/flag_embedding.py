@@ -52,7 +52,7 @@ def cross_device_loss(
 def _in_batch(model, q_reps, p_reps):
     reason = _unfused_reason(model)
     if reason is not None:
-        warn_once(model, reason, "FlagEmbedding", stacklevel=4)
+        warn_once(model, reason, "FlagEmbedding")
         return _theirs(model, q_reps, p_reps)
     group = len(p_reps) // len(q_reps)
     positives = torch.arange(len(q_reps), device=q_reps.device) * group

@@ -13,18 +13,30 @@ _warned = set()  # (name of the class, reason)
 _UNKNOWN = object()
 
 
-def warn_once(module, reason, package, *, stacklevel=2):
+def warn_once(module, reason, package):
     """Warns that `package`'s own code computes the loss, once for each class and reason.
 
-    stacklevel: counted from the caller, as by `warnings.warn`.
+    The warning has the line of the user's code that called the loss.
     """
     name = type(module).__name__
     if (name, reason) not in _warned:
         _warned.add((name, reason))
         warnings.warn(
             f"{name}: {reason}; {package}'s own code computes the loss, without saving memory",
-            stacklevel=stacklevel + 1,
+            stacklevel=_users_level(package),
         )
+
+
+def _users_level(package):
+    """The `stacklevel` of the last call from outside fastsim, torch and the package, for a caller.
+
+    It is not a fixed number: the calls in between differ between the losses of a package.
+    """
+    within = "fastsim", "torch", package.replace("-", "_")
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in within:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def no_fused_form(name):
@@ -65,14 +77,11 @@ class Hooked:
         hook = self.replaced_hook()
         return None if hook is None else replaced(hook)
 
-    def is_unfused(self, *inputs, stacklevel=2):
-        """Whether the peer's code has to compute the loss of these inputs; warns once, with why.
-
-        stacklevel: counted from the caller, as by `warnings.warn`.
-        """
+    def is_unfused(self, *inputs):
+        """Whether the peer's code has to compute the loss of these inputs; warns once, with why."""
         reason = self.unfused_reason(*inputs)
         if reason is not None:
-            warn_once(self, reason, self._package, stacklevel=stacklevel + 1)
+            warn_once(self, reason, self._package)
         return reason is not None
 
     def replaced_hook(self):

@@ -35,7 +35,7 @@ class SimpleContrastiveLoss(Hooked, theirs.SimpleContrastiveLoss, hooks=()):
     _package = "tevatron"
 
     def __call__(self, x, y, target=None, reduction="mean"):
-        if self.is_unfused(x, y, target, stacklevel=3) or len(x) == 0:
+        if self.is_unfused(x, y, target) or len(x) == 0:
             return super().__call__(x, y, target=target, reduction=reduction)
         if target is None:
             step = getattr(self, "target_per_qry", None)

@@ -60,7 +60,7 @@ class DistillClipLoss(
         student = image_features, text_features, logit_scale
         teacher = dist_image_features, dist_text_features, dist_logit_scale
         inputs = *student, *teacher
-        if self.is_unfused(*inputs, stacklevel=4) or len(image_features) == 0:
+        if self.is_unfused(*inputs) or len(image_features) == 0:
             return super(ClipLoss, self).forward(*inputs, output_dict=output_dict)  # theirs
         losses = self._both(student, teacher)
         losses = [

@@ -54,7 +54,7 @@ class SigLipLoss(
     def forward(self, image_features, text_features, logit_scale, logit_bias, output_dict=False):
         """Features (N, D) each of this rank -> the loss, with `output_dict` in a dictionary."""
         inputs = image_features, text_features, logit_scale, logit_bias
-        if self.is_unfused(stacklevel=4) or len(image_features) == 0:
+        if self.is_unfused() or len(image_features) == 0:
             return super().forward(*inputs, output_dict=output_dict)
         loss = self._fused(*inputs)
         loss = in_their_dtype(loss, _Theirs, lambda: on_two_rows(_Theirs(), inputs), *inputs)

@@ -31,7 +31,7 @@ class _ClassLoss(TheirDtype, unfused_reasons.Replacement):
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         # With missing labels or with references theirs raises.
         fits = labels is not None and ref_emb is embeddings and ref_labels is labels
-        if not fits or self.is_unfused(embeddings, labels, stacklevel=6):
+        if not fits or self.is_unfused(embeddings, labels):
             return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         self.cast_types(embeddings.dtype, embeddings.device)
         rows = self.class_rows()

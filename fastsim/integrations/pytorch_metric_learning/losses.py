@@ -54,7 +54,7 @@ class _PairLoss(TheirDtype, unfused_reasons.Replacement):
         if not memory and unfused_reasons.are_few(embeddings, ref_emb):
             return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         listed = not (indices_tuple is None or memory)
-        if self.is_unfused(embeddings, labels, ref_emb, ref_labels, listed, stacklevel=6):
+        if self.is_unfused(embeddings, labels, ref_emb, ref_labels, listed):
             return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         # As in theirs, a batch given as its own references leaves out each row's pair with itself.
         own_first = ref_labels is labels
@@ -176,7 +176,7 @@ class TripletMarginLoss(
     """
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        if self.is_unfused(embeddings, labels, indices_tuple, ref_emb, stacklevel=6):
+        if self.is_unfused(embeddings, labels, indices_tuple, ref_emb):
             return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         triplets = loss_and_miner_utils.convert_to_triplets(
             indices_tuple, labels, ref_labels, t_per_anchor=self.triplets_per_anchor
@@ -186,7 +186,7 @@ class TripletMarginLoss(
         size = len(triplets[0]) * embeddings.shape[1]
         if size > max(FEW, embeddings.shape[0] * ref_emb.shape[0]):
             reason = "the triplets need more memory than the matrix of distances"
-            overrides.warn_once(self, reason, self._package, stacklevel=6)
+            overrides.warn_once(self, reason, self._package)
             return super().compute_loss(embeddings, labels, triplets, ref_emb, ref_labels)
         losses = self.fused(embeddings, ref_emb, triplets)
         return {"loss": {"losses": losses, "indices": triplets, "reduction_type": "triplet"}}

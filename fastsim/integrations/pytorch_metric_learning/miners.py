@@ -17,7 +17,7 @@ class BatchHardMiner(unfused_reasons.Replacement, theirs.BatchHardMiner, hooks=H
 
     def mine(self, embeddings, labels, ref_emb, ref_labels):
         """(anchors, positives, negatives) of the rows that have a positive and a negative."""
-        if self.is_unfused(embeddings, labels, ref_emb, ref_labels, stacklevel=6):
+        if self.is_unfused(embeddings, labels, ref_emb, ref_labels):
             return super().mine(embeddings, labels, ref_emb, ref_labels)
         distance = "cosine" if is_cosine(self.distance) else "euclidean"
         own_first = ref_labels is labels

@@ -29,7 +29,7 @@ class ContrastiveTensionLossInBatchNegatives(
 
     def forward(self, sentence_features, labels):
         """The loss of one tokenized column, which both encoders get; labels are ignored."""
-        if self.is_unfused(stacklevel=4):
+        if self.is_unfused():
             return super().forward(sentence_features, labels)
         (features, *_) = sentence_features
         columns = [model(features)["sentence_embedding"] for model in (self.model1, self.model2)]

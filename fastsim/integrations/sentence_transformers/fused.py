@@ -41,7 +41,7 @@ class Fused(Replacement):
 
     def needs_theirs(self, embeddings):
         """Whether their code has to compute the loss: it is not fused, or there are no rows."""
-        return self.is_unfused(stacklevel=4) or len(embeddings[0]) == 0
+        return self.is_unfused() or len(embeddings[0]) == 0
 
     def in_their_dtype(self, loss, theirs, embeddings, *others):
         """The loss in the dtype of theirs(*columns), called with two rows of each column.

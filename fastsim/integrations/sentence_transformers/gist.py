@@ -60,7 +60,7 @@ class GISTEmbedLoss(_Guided, theirs.GISTEmbedLoss, hooks=("sim_matrix",)):
     def forward(self, sentence_features, labels):
         """The loss of two or three tokenized columns."""
         sentence_features = list(sentence_features)
-        if self.is_unfused(stacklevel=4):
+        if self.is_unfused():
             return super().forward(sentence_features, labels)
         # The guide gets its own dictionaries, since a model writes its outputs into its input.
         copies = [dict(feature) for feature in sentence_features]

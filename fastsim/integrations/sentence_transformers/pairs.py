@@ -52,7 +52,7 @@ class SoftmaxLoss(Fused, theirs.SoftmaxLoss):
 
     def forward(self, sentence_features, labels):
         """The loss of two tokenized columns; without labels (embeddings, logits)."""
-        if self.is_unfused(stacklevel=4):
+        if self.is_unfused():
             return super().forward(sentence_features, labels)
         return self.compute_loss_from_embeddings(
             embed_columns(self.model, sentence_features), labels
