@@ -26,6 +26,15 @@ def without_autocast(device_type):
     return torch.autocast(device_type, enabled=False) if _is_on(device_type) else _AS_IT_IS
 
 
+def joined(tensors):
+    """The rows of the tensors, one after the other, under autocast too.
+
+    On a CPU, `torch.cat` under autocast refuses the 16-bit dtype that is not that of the context.
+    """
+    with without_autocast(tensors[0].device.type):
+        return torch.cat(tensors)
+
+
 def in_autocast(*values):
     """The values with float32 tensors cast to the dtype of the autocast context.
 

@@ -6,6 +6,7 @@ Registered operators take strings instead of groups. So `know` registers a group
 import torch
 import torch.distributed as dist
 
+from fastsim.autocast import joined
 from fastsim.groups import all_gather
 from fastsim.operators import once_differentiable
 from fastsim.precision import compute_dtype
@@ -94,7 +95,7 @@ def gather_values(part, counts, group):
     all_gather(out, _padded(part.detach(), most), group)
     if min(counts) == most:
         return out
-    return torch.cat([piece[:count] for piece, count in zip(out.split(most), counts, strict=True)])
+    return joined([piece[:count] for piece, count in zip(out.split(most), counts, strict=True)])
 
 
 def _reduce_scatter(grad, counts, group):
@@ -112,4 +113,4 @@ def _reduce_scatter(grad, counts, group):
 def _padded(part, count):
     if part.shape[0] == count:
         return part.contiguous()
-    return torch.cat([part, part.new_zeros(count - part.shape[0], *part.shape[1:])])
+    return joined([part, part.new_zeros(count - part.shape[0], *part.shape[1:])])

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fastsim.agreement import Failures, raised_together
+from fastsim.autocast import joined
 from fastsim.checks import FLOATING, int_of
 from fastsim.dtensor import any_dtensor
 from fastsim.gradient_sync import (
@@ -341,7 +342,7 @@ def _joined(parts, column):
             f"encode: wanted embeddings of one width for columns[{column}], got micro-batches of"
             f" rows {' and '.join(map(str, shapes))}"
         )
-    return torch.cat(parts)
+    return joined(parts)
 
 
 class _OfTexts:

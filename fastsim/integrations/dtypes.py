@@ -10,8 +10,6 @@ import functools
 import torch
 from torch import Tensor
 
-from fastsim.autocast import without_autocast
-
 _known = {}  # (owner, device, dtypes) -> dtype of the peer's loss
 _WIDE = {torch.float32, torch.float64}
 
@@ -23,15 +21,6 @@ def in_one_dtype(*columns):
         return list(columns)
     wide = functools.reduce(torch.promote_types, dtypes)
     return [column.to(wide) for column in columns]
-
-
-def joined(tensors):
-    """The rows of the tensors, one after the other, under autocast too.
-
-    On a CPU, `torch.cat` under autocast refuses the 16-bit dtype that is not that of the context.
-    """
-    with without_autocast(tensors[0].device.type):
-        return torch.cat(tensors)
 
 
 def in_their_dtype(loss, owner, call, *inputs):

@@ -27,10 +27,10 @@ from lightly.loss.dcl_loss import DCLWLoss as _TheirDCLWLoss
 from lightly.loss.ntx_ent_loss import NTXentLoss as _TheirNTXentLoss
 from lightly.utils import dist
 
-from fastsim.autocast import in_autocast
+from fastsim.autocast import in_autocast, joined
 from fastsim.checks import check_alike
 from fastsim.engine.log_sum_exp import log_sum_exp
-from fastsim.integrations.dtypes import function_key, in_one_dtype, in_their_dtype, joined
+from fastsim.integrations.dtypes import function_key, in_one_dtype, in_their_dtype
 from fastsim.integrations.overrides import Hooked, is_plain, no_fused_form, replaced
 from fastsim.losses import nt_xent
 from fastsim.precision import compute_dtype, widened

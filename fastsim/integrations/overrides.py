@@ -28,9 +28,9 @@ def warn_once(module, reason, package):
 
 
 def _users_level(package):
-    """The `stacklevel` of the last call from outside fastsim, torch and the package, for a caller.
+    """The caller's `stacklevel` for the innermost line outside of fastsim, torch and the package.
 
-    It is not a fixed number: the calls in between differ between the losses of a package.
+    It is no fixed number: a class may be reached through more calls of the package than another.
     """
     within = "fastsim", "torch", package.replace("-", "_")
     frame, level = sys._getframe(1), 1

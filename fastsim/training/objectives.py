@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fastsim import losses
+from fastsim.autocast import joined
 from fastsim.distributed import join
 from fastsim.scores import paired_cosine_similarity
 
@@ -19,7 +20,7 @@ def _pairs(loss, vectors, labels):
 
 def _candidates(loss, vectors, labels, **options):
     # All positives first, then the negatives column by column.
-    return loss(vectors[0], torch.cat(vectors[1:]), **options)
+    return loss(vectors[0], joined(vectors[1:]), **options)
 
 
 def _triplets(loss, vectors, labels):

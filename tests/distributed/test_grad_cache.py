@@ -109,6 +109,21 @@ def test_autocast_and_gradient_scaling():
         assert (one - two).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * one.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_embeddings_of_the_16_bits_that_autocast_does_not_have(dtype):
+    """A CPU refuses to join them there. Autocast casts nothing of this encoder."""
+    other = ({torch.float16, torch.bfloat16} - {dtype}).pop()
+    weight = torch.nn.Parameter(torch.randn(WIDTH).to(dtype))
+    columns = [torch.randn(14, WIDTH).to(dtype) for _ in range(2)]
+    found = []
+    for enabled in (False, True):
+        cache = GradCache(lambda x: x * weight, losses.InfoNCE(), micro_batch_size=4)
+        with torch.autocast("cpu", other, enabled=enabled):
+            found.append((cache.backward(*columns), weight.grad))
+        weight.grad = None
+    assert all(map(torch.equal, *found))
+
+
 def test_one_encoder_per_column_and_lists_of_examples():
     table = torch.nn.Embedding(40, WIDTH, dtype=torch.float64)
     image, loss = encoder(), losses.InfoNCE(symmetric=True)

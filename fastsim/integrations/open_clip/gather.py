@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastsim.integrations.dtypes import joined
+from fastsim.autocast import joined
 from fastsim.operators import once_differentiable
 
 

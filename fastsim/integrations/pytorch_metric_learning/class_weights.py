@@ -6,9 +6,9 @@ from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.utils import loss_and_miner_utils
 
 import fastsim
+from fastsim.autocast import joined
 from fastsim.backends import pick
 from fastsim.checks import check_range
-from fastsim.integrations.dtypes import joined
 from fastsim.integrations.overrides import no_fused_form
 from fastsim.integrations.pytorch_metric_learning import unfused_reasons
 from fastsim.integrations.pytorch_metric_learning.similarities import similarity

@@ -7,9 +7,9 @@ from pytorch_metric_learning import losses as theirs
 from pytorch_metric_learning.utils import loss_and_miner_utils
 
 import fastsim
+from fastsim.autocast import joined
 from fastsim.backends import pick
 from fastsim.integrations import names, overrides
-from fastsim.integrations.dtypes import joined
 from fastsim.integrations.overrides import replaced
 from fastsim.integrations.pytorch_metric_learning import unfused_reasons
 from fastsim.integrations.pytorch_metric_learning.class_weights import (  # noqa: F401

@@ -18,10 +18,11 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer import losses as theirs
 from sentence_transformers.util import batch_to_device
 
+from fastsim.autocast import joined
 from fastsim.backends import pick
 from fastsim.backends.extras import GUIDE, UNTARGETED
 from fastsim.engine.log_sum_exp import guide_beside, guide_cosines, log_sum_exp
-from fastsim.integrations.dtypes import in_one_dtype, joined
+from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.overrides import is_plain, replaced
 from fastsim.integrations.sentence_transformers.fused import (
     CROSS_ENTROPY,

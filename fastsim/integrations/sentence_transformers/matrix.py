@@ -3,7 +3,7 @@
 import torch
 from sentence_transformers.base.losses.merged_forward import embed_columns
 
-from fastsim.integrations.dtypes import joined
+from fastsim.autocast import joined
 from fastsim.integrations.sentence_transformers.fused import as_numbers, check_columns, class_labels
 from fastsim.losses import cosent_matrix, full_triplet, siglip
 

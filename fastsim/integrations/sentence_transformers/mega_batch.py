@@ -6,8 +6,9 @@ L_i = relu(positive_margin - cos_ii) + relu(max_{j != i} cos_ij - negative_margi
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 
+from fastsim.autocast import joined
 from fastsim.backends import pick
-from fastsim.integrations.dtypes import in_one_dtype, joined
+from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.sentence_transformers.fused import Fused, check_columns
 from fastsim.losses import closest_negative
 from fastsim.scores import dense_cosines, paired_cosine_similarity

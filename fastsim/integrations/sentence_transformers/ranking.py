@@ -17,10 +17,10 @@ import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 from typing_extensions import deprecated
 
-from fastsim.autocast import in_autocast
+from fastsim.autocast import in_autocast, joined, without_autocast
 from fastsim.backends import pick
 from fastsim.engine.log_sum_exp import log_sum_exp
-from fastsim.integrations.dtypes import in_one_dtype, joined
+from fastsim.integrations.dtypes import in_one_dtype
 from fastsim.integrations.overrides import no_fused_form
 from fastsim.integrations.sentence_transformers.fused import (
     SIMILARITIES,
@@ -31,14 +31,9 @@ from fastsim.integrations.sentence_transformers.fused import (
     lookup,
 )
 from fastsim.losses import info_nce
-from fastsim.precision import widened
+from fastsim.precision import compute_dtype, widened
 from fastsim.reduce import inverse
-from fastsim.scores import (
-    compute_dtype,
-    paired_cosine_similarity,
-    unit_rows,
-    without_autocast,
-)
+from fastsim.scores import paired_cosine_similarity, unit_rows
 
 BOTH = {"query_to_doc", "doc_to_query"}
 SMALL = 1 << 16  # scores; up to here the matrix costs less than the calls that avoid it
