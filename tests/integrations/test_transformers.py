@@ -66,8 +66,8 @@ def logged(trainer, prefix):
         {name.removeprefix(prefix): v for name, v in entry.items() if name.startswith(prefix)}
         for entry in trainer.state.log_history
     ]
-    losses = [found for entry, found in zip(trainer.state.log_history, entries, strict=True)
-              if "loss" in entry]  # fmt: skip
+    pairs = zip(trainer.state.log_history, entries, strict=True)
+    losses = [found for entry, found in pairs if "loss" in entry]
     return losses, sum(map(bool, entries)) > sum(map(bool, losses))
 
 
