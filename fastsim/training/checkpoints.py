@@ -207,6 +207,16 @@ def remove_older(checkpoints, best=None):
         _remove(path)
 
 
+def remove_failed(path):
+    """Remove a checkpoint that could not be written, since it takes room.
+
+    Every process does so. It may not be there, or be a folder that the user has made meanwhile.
+    """
+    if (path / MANIFEST).is_file():
+        with contextlib.suppress(OSError):  # another process has removed it
+            _remove(path)
+
+
 def _remove(path):
     """Rename a checkpoint and remove it: half removed it would look like a folder of the user."""
     renamed = path.with_name(unused_name(_BEGUN))

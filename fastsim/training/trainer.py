@@ -1,6 +1,5 @@
 """transformers.Trainer for an encoder and a loss of fastsim."""
 
-import shutil
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from fastsim.files import full_disk_named
 from fastsim.grad_cache import GradCache
 from fastsim.integrations.transformers import log_metrics
 from fastsim.training.batches import SharedBatches, SharedRows
-from fastsim.training.checkpoints import begin, check_ours, remove_older, seal
+from fastsim.training.checkpoints import begin, check_ours, remove_failed, remove_older, seal
 from fastsim.training.links import LinkedBatches, LinkedRows
 from fastsim.training.models import Bound
 from fastsim.training.resumed import Resumed, write_sums
@@ -170,8 +169,11 @@ class Trainer(transformers.Trainer):
             self._load_from_checkpoint(str(folder))
         # The last entry of the log, which the run had not come to.
         self._total_loss_scalar = resumed.total_loss()
-        logs = {"train_runtime": self.seconds() - resumed.seconds, "total_flos": state.total_flos}
-        logs["train_loss"] = None  # `log` fills it in
+        logs = {
+            "train_runtime": self.seconds() - resumed.seconds,
+            "total_flos": state.total_flos,
+            "train_loss": None,  # `log` fills it in
+        }
         self.log(logs)
         return TrainOutput(state.global_step, logs["train_loss"], logs)
 
@@ -259,7 +261,7 @@ class Trainer(transformers.Trainer):
                 if self.args.should_save and folder.is_dir():
                     seal(folder)
         except Exception:  # of many types: some libraries have their own for a full disk
-            shutil.rmtree(folder, ignore_errors=True)  # it is incomplete, and takes room
+            remove_failed(folder)
             raise
         if self.args.should_save:
             remove_older(folder.parent, self.state.best_model_checkpoint)

@@ -125,6 +125,24 @@ def test_a_checkpoint_is_not_written_into_a_folder_of_the_users(
     assert [path.name for path in theirs.iterdir()] == ["notes"]
 
 
+def test_a_checkpoint_that_fails_leaves_a_folder_of_the_users(files, tmp_path, monkeypatch):
+    """It was made after the look whether the name is free."""
+    from fastsim.training import trainer
+
+    begin, theirs = trainer.begin, tmp_path / "out-checkpoints/checkpoint-1"
+
+    def make(folder):
+        theirs.mkdir()
+        (theirs / "notes").write_text("mine")
+        begin(folder)
+
+    monkeypatch.setattr(trainer, "begin", make)
+    file, _ = files("tuples")
+    with pytest.raises(OSError, match="checkpoint-1"):
+        train(options(tmp_path, file, loss="info_nce", max_steps=1))
+    assert [path.name for path in theirs.iterdir()] == ["notes"]
+
+
 def test_a_checkpoint_that_fails_takes_no_room(files, tmp_path, monkeypatch):
     """Not every library raises an OSError where the disk is full."""
     from fastsim.training import trainer
