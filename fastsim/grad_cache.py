@@ -97,9 +97,10 @@ class GradCache:
     def backward(self, *columns, scale=None):
         """Returns the loss of a batch, detached, and adds its gradient to the parameters' `grad`.
 
-        columns: each a tensor (N, ...), a mapping of such tensors, which may be nested, or a list
-            of examples; this method cuts them into micro-batches, unless they are `MicroBatches`.
-            Columns may differ in their number of rows.
+        columns: each a tensor (N, ...), a list of N examples, or a mapping of these, which may be
+            nested; this method cuts them into micro-batches, unless they are `MicroBatches`. Other
+            values in a mapping, such as a flag or a tuple, go with each micro-batch. Columns may
+            differ in their number of rows.
         scale: a function of the loss; its result is differentiated instead of the loss. For example
             `torch.amp.GradScaler.scale`, or a division by the number of accumulated steps.
 

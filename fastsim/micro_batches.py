@@ -6,26 +6,31 @@ import torch
 
 from fastsim.checks import int_of
 
+_CUT = (torch.Tensor, list, Mapping)  # what is cut in a mapping; a tuple may be a setting
+
 
 class MicroBatches(list):
     """A column that is already cut into micro-batches: a list of inputs of `encode`."""
 
     @classmethod
     def of(cls, column, size, name="column", empty=False):
-        """Cuts a tensor, a mapping of tensors or a list of examples into parts of `size` rows.
+        """Cuts a tensor, a list of examples or a mapping of these into parts of `size` rows.
+
+        A mapping may be nested. Values in it of other types, such as a flag or a tuple, are in
+        every part.
 
         name: what error messages call the column. empty: whether a column may have no rows; the
         result is then one part without rows.
         """
         size = int_of("size", size, 1)
         _check_kind(name, column)
-        tensors = list(_tensors(column))
-        if any(tensor.dim() == 0 for tensor in tensors):
+        values = list(_values(column))
+        if any(isinstance(value, torch.Tensor) and value.dim() == 0 for value in values):
             raise ValueError(f"{name}: wanted tensors (N, ...), got a tensor of one number")
-        counts = set(map(len, tensors if isinstance(column, Mapping) else [column]))
+        counts = set(map(len, values))
         if len(counts) != 1:
-            came = sorted(counts) or "no tensor"
-            raise ValueError(f"{name}: wanted tensors of equally many rows, got {came}")
+            came = sorted(counts) or "none"
+            raise ValueError(f"{name}: wanted tensors and lists of equally many rows, got {came}")
         if 0 in counts and not empty:
             raise ValueError(f"{name}: wanted at least one row, got 0")
         starts = range(0, max(1, *counts), size)
@@ -43,20 +48,21 @@ def _check_kind(name, column):
     raise TypeError(f"{name}: wanted a tensor, a mapping of tensors or a list, got {kind}")
 
 
-def _tensors(column):
-    """Yields the tensors of a column: itself, or the tensors in a mapping, which may be nested."""
-    if isinstance(column, torch.Tensor):
+def _values(column):
+    """Yields what is cut: the column itself, or the tensors and lists in a mapping."""
+    if not isinstance(column, Mapping):
         yield column
-    elif isinstance(column, Mapping):
-        for value in column.values():
-            yield from _tensors(value)
+        return
+    for value in column.values():
+        if isinstance(value, _CUT):
+            yield from _values(value)
 
 
 def _rows(column, start, stop):
-    """The rows from `start` to `stop` of a column, in each tensor of a mapping."""
+    """The rows from `start` to `stop` of a column, in each tensor and list of a mapping."""
     if not isinstance(column, Mapping):
         return column[start:stop]
     return {
-        key: _rows(value, start, stop) if isinstance(value, (torch.Tensor, Mapping)) else value
+        key: _rows(value, start, stop) if isinstance(value, _CUT) else value
         for key, value in column.items()
     }

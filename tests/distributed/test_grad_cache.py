@@ -262,7 +262,7 @@ UNEVEN = {"a": torch.ones(4, WIDTH), "b": torch.ones(5, WIDTH)}
         (
             lambda e, f: GradCache(e, f, micro_batch_size=2).backward(UNEVEN),
             ValueError,
-            r"columns\[0\]: wanted tensors of equally many rows, got \[4, 5\]",
+            r"columns\[0\]: wanted tensors and lists of equally many rows, got \[4, 5\]",
         ),
         (
             lambda e, f: GradCache(e, f, micro_batch_size=2).backward(3),

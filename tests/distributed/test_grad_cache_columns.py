@@ -23,12 +23,14 @@ def test_mappings_within_a_mapping_are_cut_too():
     encode, one, other, sizes = encoder(dropout=0.0), rows(), rows(), []
 
     def both(part):
-        sizes.append((len(part["text"]["ids"]), len(part["image"]), part["text"]["kind"]))
+        given = part["text"]
+        sizes.append((len(given["ids"]), len(part["image"]), given["kind"], given["names"]))
         return encode(part["text"]["ids"] + part["image"].mean(0))
 
-    column = {"text": {"ids": one, "kind": "a"}, "image": other}
+    names, kind = list("abcdefg"), tuple("abcdefg")  # examples, a setting
+    column = {"text": {"ids": one, "kind": kind, "names": names}, "image": other}
     GradCache(both, loss_of, micro_batch_size=4).backward(column)
-    assert sizes == [(4, 4, "a"), (3, 3, "a")] * 2
+    assert sizes == [(4, 4, kind, names[:4]), (3, 3, kind, names[4:])] * 2
     found = [p.grad.clone() for p in encode.parameters()]
     encode.zero_grad()
     parts = [slice(0, 4), slice(4, 7)]
@@ -43,8 +45,14 @@ def test_mappings_within_a_mapping_are_cut_too():
         (
             {"text": {"ids": torch.ones(4, 2)}, "image": torch.ones(5, 2)},
             ValueError,
-            r"columns\[0\]: wanted tensors of equally many rows, got \[4, 5\]",
+            r"columns\[0\]: wanted tensors and lists of equally many rows, got \[4, 5\]",
         ),
+        (
+            {"ids": torch.ones(4, 2), "names": ["a", "b"]},
+            ValueError,
+            r"columns\[0\]: wanted tensors and lists of equally many rows, got \[2, 4\]",
+        ),
+        ({"kind": "a"}, ValueError, r"columns\[0\]: wanted tensors and lists .*, got none"),
         (
             {"text": {"ids": torch.tensor(1.0)}},
             ValueError,
