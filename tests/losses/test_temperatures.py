@@ -145,6 +145,7 @@ def test_a_tensor_of_one_number_may_have_one_dimension(loss, specification, name
 
 def test_a_margin_and_weights_of_one_number_may_have_one_dimension():
     sides, one = torch.randn(3, 4, 5), torch.tensor([0.5])
-    assert fastsim.triplet_margin(*sides, margin=one) == fastsim.triplet_margin(*sides, margin=0.5)
+    values = [fastsim.triplet_margin(*sides, margin=margin) for margin in (one, one[0])]
+    assert values[0] == values[1]
     whole = losses.Matryoshka(losses.InfoNCE(), [5, 2], weights=[one, 1.0])(sides[0], sides[1])
     assert whole.shape == ()
