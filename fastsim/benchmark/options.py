@@ -78,6 +78,7 @@ _OPTIONS = (
     click.option(
         "--processes",
         type=click.IntRange(0),
+        metavar="NUMBER",
         help="Number of fresh processes, each of which times everything once; 0: time in this"
         " process. Default: 6, with --quick 0.",
     ),

@@ -45,7 +45,9 @@ def info(as_json):
 
 
 @main.command()
-@click.option("--device", default="cuda:0", help="GPU to check, by its name in torch.")
+@click.option(
+    "--device", metavar="NAME", default="cuda:0", help="GPU to check, by its name in torch."
+)
 @click.option(
     "--backend",
     multiple=True,
@@ -68,6 +70,7 @@ def info(as_json):
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
+    metavar="NUMBER",
     help="Number of checks at a time. Default: one per core, fewer if GPU memory is short.",
 )
 def verify(device, backend, kind, dtype, jobs):
@@ -118,7 +121,9 @@ main.add_command(evaluate)
     type=Text(),
     help="Text to search for. May be repeated.",
 )
-@click.option("--top-k", type=click.IntRange(1), default=5, help="Results per query.")
+@click.option(
+    "--top-k", type=click.IntRange(1), metavar="NUMBER", default=5, help="Results per query."
+)
 @click.option(
     "--index",
     metavar="FILE",

@@ -43,7 +43,9 @@ from fastsim.training.counted import counted
 @click.option("--overwrite", is_flag=True, help="Overwrite an existing --output file.")
 @click.option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @file_format
-@click.option("--count", type=click.IntRange(1), default=1, help="Negatives per pair.")
+@click.option(
+    "--count", type=click.IntRange(1), metavar="NUMBER", default=1, help="Negatives per pair."
+)
 @click.option(
     "--first",
     type=click.IntRange(1),

@@ -67,7 +67,11 @@ PROMPT = _prompt(
 )
 SEARCH_PROMPT = _prompt("query or document; NAME is query (anchors of pairs too) or document")
 SEED = click.option(
-    "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, help="Seed of all random numbers."
+    "--seed",
+    type=click.IntRange(0, LARGEST_SEED),
+    metavar="NUMBER",
+    default=0,
+    help="Seed of all random numbers.",
 )
 TRUST = click.option(
     "--trust-remote-code", is_flag=True, help="Allow Python code from the model's folder to run."

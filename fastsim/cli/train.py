@@ -211,7 +211,9 @@ def _as_text(option, setting):
     metavar="RATE",
     help="Learning rate of the loss's own parameters. Default: as --learning-rate.",
 )
-@click.option("--epochs", type=POSITIVE, default=1.0, help="Passes over the training data.")
+@click.option(
+    "--epochs", type=POSITIVE, metavar="NUMBER", default=1.0, help="Passes over the training data."
+)
 @click.option(
     "--max-steps", type=COUNT, metavar="STEPS", help="Optimizer steps, instead of --epochs."
 )
@@ -235,10 +237,13 @@ def _as_text(option, setting):
     metavar="BATCHES",
     help="Batches per optimizer step (gradient accumulation).",
 )
-@click.option("--learning-rate", type=POSITIVE, default=5e-5, help="Peak learning rate.")
+@click.option(
+    "--learning-rate", type=POSITIVE, metavar="RATE", default=5e-5, help="Peak learning rate."
+)
 @click.option(
     "--warmup",
     type=click.FloatRange(0),
+    metavar="STEPS",
     default=0.1,
     help="Steps of warm-up; a value below 1 is a fraction of all steps.",
 )
@@ -249,7 +254,11 @@ def _as_text(option, setting):
     help="Learning-rate schedule, by its name in transformers: linear, cosine, constant, ...",
 )
 @click.option(
-    "--weight-decay", type=click.FloatRange(0), default=0.0, help="Weight decay of AdamW."
+    "--weight-decay",
+    type=click.FloatRange(0),
+    metavar="NUMBER",
+    default=0.0,
+    help="Weight decay of AdamW.",
 )
 @MAX_LENGTH
 @click.option(

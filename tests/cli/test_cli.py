@@ -47,6 +47,14 @@ def test_help_has_an_example():
     assert "..." not in listed  # the first sentence of each command is whole
 
 
+def test_help_says_what_an_option_takes():
+    """Such as STEPS or RATE; by default click would say FLOAT RANGE."""
+    for name, subcommand in cli.main.commands.items():
+        for option in subcommand.params:
+            choice = isinstance(option.type, click.Choice) or option.is_flag
+            assert choice or option.metavar, (name, option.name)
+
+
 def test_train_evaluate_search(data, tmp_path):
     output = tmp_path / "model"
     result = train(data, output, "--eval", data, "--max-steps", 3)
