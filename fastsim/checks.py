@@ -4,6 +4,7 @@ import math
 import operator
 
 import torch
+from torch._subclasses import FakeTensor
 
 from fastsim.dtensor import HINT, is_dtensor
 from fastsim.operators import transformed
@@ -141,7 +142,9 @@ def check_number(name, value, *, positive=False, tensor=True):
             return
         value = value.item()
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: wanted {wanted}, got {type(value).__name__}")
+        kind = type(value)
+        of = "numpy." if kind.__module__ == "numpy" else ""  # float32 would look like a dtype
+        raise TypeError(f"{name}: wanted {wanted}, got {of}{kind.__name__}")
     if torch.compiler.is_compiling():
         return
     kind = "positive " if positive else ""
@@ -214,7 +217,7 @@ def check_constant(name, value):
 
 def check_bias_numbers(name, value):
     """All numbers are finite."""
-    if _traced(value):
+    if without_values(value):
         return
     # Numbers with a finite sum are finite: one operator instead of five.
     if value.device.type == "cpu" and math.isfinite(value.detach().sum()):
@@ -231,7 +234,7 @@ def check_bias_numbers(name, value):
 
 def check_range(name, value, end):
     """Every number lies in [0, end); checked at once on a CPU, by an assertion elsewhere."""
-    if _traced(value) or value.numel() == 0:
+    if without_values(value) or value.numel() == 0:
         return
     if value.device.type != "cpu":
         torch._assert_async(((value >= 0) & (value < end)).all())
@@ -255,7 +258,7 @@ def check_labels(name, value, count, device):
 
 def check_order(name, value):
     """No label is NaN; checked at once on a CPU, by an assertion on the device elsewhere."""
-    if value.is_floating_point() and not _traced(value):
+    if value.is_floating_point() and not without_values(value):
         # A NaN makes the sum NaN: one operator instead of two.
         if value.device.type == "cpu" and not math.isnan(value.detach().sum()):
             return
@@ -266,11 +269,13 @@ def check_order(name, value):
             raise ValueError(f"{name}: wanted labels that can be ordered, got NaN")
 
 
-def _traced(value):
-    """Whether the tensor is a stand-in of torch.compile or torch.func, without values to read."""
-    return torch.compiler.is_compiling() or transformed(value)
+def without_values(value):
+    """Whether the tensor has no values to read: it is one of torch.compile, of torch.func or of
+    `FakeTensorMode`.
+    """
+    return torch.compiler.is_compiling() or isinstance(value, FakeTensor) or transformed(value)
 
 
 def can_be_read(value):
     """Whether the values of the tensor can be read without waiting for a device."""
-    return value.device.type == "cpu" and not _traced(value)
+    return value.device.type == "cpu" and not without_values(value)

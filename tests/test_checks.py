@@ -46,6 +46,14 @@ def test_a_truth_value_is_no_number():
             check("x", True)
 
 
+def test_a_number_of_numpy_is_not_called_a_dtype():
+    """float32 alone would read as if float32 were not supported."""
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(TypeError, match=r"margin: wanted a number, got numpy\.float32"):
+        checks.check_number("margin", numpy.float32(1), tensor=False)
+    checks.check_number("margin", numpy.float64(1), tensor=False)
+
+
 @pytest.mark.parametrize("value", [10**400, -(10**400)], ids=["above", "below"])
 def test_an_int_may_be_larger_than_any_float(value):
     with pytest.raises(ValueError, match=f"got {float('inf') if value > 0 else -float('inf')}$"):

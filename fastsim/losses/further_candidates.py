@@ -34,13 +34,6 @@ DIRECTIONS = (FIRST, "query_to_query", "doc_to_query", "doc_to_doc")
 GUIDE_STRATEGIES = ("absolute", "relative")
 
 
-def as_directions(names):
-    """The argument `directions` as a tuple."""
-    if not isinstance(names, (tuple, list)):
-        raise TypeError(f"directions: wanted a tuple of names, got {names!r:.60}")
-    return tuple(names)
-
-
 @dataclass(frozen=True)
 class Further:
     """The arguments of a loss that add further candidates."""
@@ -60,22 +53,30 @@ class Further:
         """Whether there are others than own negatives, which need no panel of scores."""
         return len(self.directions) > 1 or self.references is not None
 
-    def check(self, anchors):
-        """Raises a ValueError or TypeError for arguments that do not fit."""
-        for direction in self.directions:
-            check_choice("directions", direction, DIRECTIONS)
-        if FIRST not in self.directions or len({*self.directions}) < len(self.directions):
-            raise ValueError(
-                f"directions: wanted {FIRST!r} among them and none twice, got {self.directions!r}"
-            )
-        if self.references is not None:
-            check_embeddings("references", self.references)
-            check_alike("references", self.references, "anchors", anchors)
-        if self.own_negatives is not None:
-            what = "floating-point embeddings (N, K, D)"
-            wanted = {"ndim": 3, "dtypes": FLOATING, "what": what, "empty": not len(anchors)}
-            check_tensor("own_negatives", self.own_negatives, **wanted)
-            check_alike("own_negatives", self.own_negatives, "anchors", anchors, rows=True)
+
+def further_of(anchors, directions, own_negatives, references):
+    """The `Further` of the arguments of `info_nce`; ValueError or TypeError if they do not fit.
+
+    References without a row, such as a queue before the first batch, count as None.
+    """
+    if not isinstance(directions, (tuple, list)):
+        raise TypeError(f"directions: wanted a tuple of names, got {directions!r:.60}")
+    for direction in directions:
+        check_choice("directions", direction, DIRECTIONS)
+    if FIRST not in directions or len({*directions}) < len(directions):
+        raise ValueError(
+            f"directions: wanted {FIRST!r} among them and none twice, got {tuple(directions)!r}"
+        )
+    if references is not None:
+        check_embeddings("references", references, empty=True)
+        check_alike("references", references, "anchors", anchors)
+        references = references if references.shape[0] else None
+    if own_negatives is not None:
+        what = "floating-point embeddings (N, K, D)"
+        wanted = {"ndim": 3, "dtypes": FLOATING, "what": what, "empty": not len(anchors)}
+        check_tensor("own_negatives", own_negatives, **wanted)
+        check_alike("own_negatives", own_negatives, "anchors", anchors, rows=True)
+    return Further(tuple(directions), own_negatives, references)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from fastsim.checks import (
 from fastsim.distributed import batchwise
 from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.batch_info_nce import batch_info_nce
-from fastsim.losses.further_candidates import Further, as_directions, check_guide, dense_guide
+from fastsim.losses.further_candidates import check_guide, dense_guide, further_of
 from fastsim.losses.info_nce_options import check_options, check_together
 from fastsim.losses.module import LossModule
 from fastsim.losses.small_info_nce import small_info_nce
@@ -119,7 +119,8 @@ def info_nce(
         own_negatives: (N, K, D), K hard negatives per anchor, compared only with that anchor. They
             cost N K scores; as candidates they would cost N^2 K.
         references: (R, D), further candidates without a gradient, such as a queue of earlier
-            batches. With `group` each process uses only the references that it passes.
+            batches, which may be empty. With `group` each process uses only the references that it
+            passes.
         label_smoothing: the share of the target, >= 0 and < 1, that is spread equally over all M
             candidates.
         similarity: the score, "cosine" or "dot"; "dot" is the dot product without normalisation,
@@ -144,8 +145,7 @@ def info_nce(
     check_candidates(anchors, candidates, positives, group)
     check_reduction(reduction)
     check_similarity(similarity)
-    further = Further(as_directions(directions), own_negatives, references)
-    further.check(anchors)
+    further = further_of(anchors, directions, own_negatives, references)
     chosen = pick(
         backend,
         anchors,

@@ -123,7 +123,7 @@ class Lines(transformers.TrainerCallback):
         speed = (state.epoch - self._start[2]) * self.rows / seconds
         line = (
             f"step {state.global_step:,}/{state.max_steps:,}  loss {logs['loss']:.4f}"
-            f"  learning rate {logs['learning_rate']:.2e}  {speed:,.0f} rows/s"
+            f"  learning rate {logs['learning_rate']:.2e}  {_rounded(speed)} rows/s"
             f"  {_duration(remaining)} left"
         )
         if "batch_accuracy" in logs:
@@ -131,6 +131,10 @@ class Lines(transformers.TrainerCallback):
         if self.verbose:
             line += f"  gradient norm {logs.get('grad_norm', 0.0):.3g}  epoch {state.epoch:.3f}"
         self.say(line)
+
+
+def _rounded(speed):
+    return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
 def _duration(seconds):

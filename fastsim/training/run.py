@@ -19,7 +19,7 @@ from fastsim.training.models import freeze_idle
 from fastsim.training.options import Options
 from fastsim.training.prepare import prepare
 from fastsim.training.required import check_packages
-from fastsim.training.schedule import check_rates
+from fastsim.training.schedule import check_rates, warmup_note
 
 __all__ = ["Options", "OutputError", "train"]
 
@@ -60,7 +60,7 @@ def train(options, say=None, *, dry_run=False):
     checkpoints = _checkpoint_folder(options, output, process)
     task = _prepared(options, torch.distributed.group.WORLD if several else None, process, say)
     arguments = _arguments(options, task, checkpoints, process.num_processes)
-    _check_arguments(options, task, arguments)
+    _check_arguments(options, task, arguments, say)
     if dry_run:
         if process.is_main_process:
             beginning.check(options, checkpoints, process.num_processes)
@@ -88,13 +88,19 @@ def _prepared(options, group, process, say):
     return task
 
 
-def _check_arguments(options, task, arguments):
-    """Refuse what transformers or the hub would refuse only during the training or after it."""
+def _check_arguments(options, task, arguments, say):
+    """Refuse what transformers or the hub would refuse only during the training or after it.
+
+    Says so if the warm-up is longer than the training.
+    """
     from fastsim.training.report_lines import planned_steps
 
     steps, *_ = planned_steps(options, task)
     warmup = arguments.get_warmup_steps(steps)
     check_rates(options.schedule, options.learning_rate, warmup, steps)
+    note = warmup_note(options.schedule, warmup, steps)
+    if note:
+        say(note)
     _check_reporting(arguments)
     _check_hub(options.push_to_hub)
 

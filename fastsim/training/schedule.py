@@ -37,5 +37,22 @@ def check_rates(name, learning_rate, warmup, steps):
         ) from None
 
 
+def warmup_note(name, warmup, steps):
+    """A line for a warm-up that is longer than the training, or None.
+
+    warmup, steps: as in `check_rates`.
+    """
+    from transformers import get_scheduler
+
+    given = {"num_warmup_steps": warmup, "num_training_steps": steps}
+    factors = getattr(get_scheduler(name, _optimizer(1.0), **given), "lr_lambdas", [])
+    if warmup <= steps or not factors or factors[0](0) > 0:  # a schedule without a warm-up
+        return None
+    return (
+        f"warmup: the training ends after {steps:,} of {warmup:,} steps of warm-up, before the"
+        " learning rate is at its peak"
+    )
+
+
 def _optimizer(rate):
     return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)

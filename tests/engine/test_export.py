@@ -3,8 +3,9 @@ dispatch mode is shown."""
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import fastsim
 from tests.cases import BY_NAME, inputs
@@ -171,3 +172,28 @@ def test_a_dispatch_mode_is_shown_whole_operators(rows, backend, usable):
     assert shown.names == ["fastsim::tile.default", "fastsim::tile_backward.default"]
     with FakeTensorMode():
         assert gradient_of_losses().shape == (rows, WIDTH)
+
+
+# The number of distinct targets in a matrix, which is a size, is not known without their values.
+UNSIZED = ("cosent_matrix-dot", "cosent_matrix-soft")
+SIZED = [case for name, case in BY_NAME.items() if name not in UNSIZED]
+
+
+@pytest.mark.parametrize("case", SIZED, ids=repr)
+def test_a_loss_of_fake_tensors_has_shapes_and_no_values(case):
+    """As those who plan the memory of a model call it; no check reads what is not there."""
+    tensors, others, options = given(case, 7, 11, 23)
+    shape = case.loss(*tensors, *others, **options).shape
+    with FakeTensorMode() as mode:
+
+        def fake(value):
+            return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+        made = [t if t is None else fake(t).requires_grad_() for t in tensors]
+        others, options = tree_map(fake, others), tree_map(fake, options)
+        found = case.loss(*made, *others, **options)
+        made = [t for t in made if t is not None]
+        grads = torch.autograd.grad(found.sum(), made)
+    assert isinstance(found, FakeTensor)
+    assert found.shape == shape
+    assert [grad.shape for grad in grads] == [t.shape for t in made]

@@ -89,6 +89,18 @@ def test_both_ways_through_the_same_scores(backend, name, usable, small_panels):
         assert_close(f"result {place}", mine, exact, theirs, torch.float32, 1.0, eps * move)
 
 
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"positives": torch.tensor([2, 0])}])
+def test_references_without_a_row_are_none(options):
+    """A queue before the first batch; only the first call of a signature is not a repetition."""
+    x, y = torch.randn(2, 6), torch.randn(3 if options.keys() == {"positives"} else 2, 6)
+    for _ in range(3):
+        got = fastsim.info_nce(x, y, references=torch.empty(0, 6), **options)
+        assert torch.equal(got, fastsim.info_nce(x, y, **options))
+        x, y = torch.randn_like(x), torch.randn_like(y)
+    with pytest.raises(ValueError, match="references: wanted width 6"):
+        fastsim.info_nce(x, y, references=torch.empty(0, 5), **options)
+
+
 def test_references_get_no_gradient():
     x, references = torch.randn(4, 6), torch.randn(9, 6, requires_grad=True)
     fastsim.info_nce(x.requires_grad_(), x.detach(), references=references).backward()

@@ -120,9 +120,9 @@ def test_prompts_that_a_search_will_not_use_are_told(kind, loss, prompts, told, 
     assert not lines or f"a search will not use the prompt of {told}" in lines[0]
 
 
-def seconds_apart(monkeypatch):
+def seconds_apart(monkeypatch, seconds=1):
     """The first step's line comes a second after the training began, the next a second later."""
-    clock = itertools.count()
+    clock = itertools.count(step=seconds)
     monkeypatch.setattr(report_lines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
 
@@ -150,6 +150,15 @@ def test_rows_that_a_batch_lacks_are_not_counted(more, rows, files, tmp_path, mo
     }
     speed = found["history"][-1]["train_samples_per_second"]
     assert speed == pytest.approx(rows[max(speeds)] / found["seconds"], abs=5.1e-4)
+
+
+def test_a_slow_run_has_a_speed(files, tmp_path, monkeypatch):
+    seconds_apart(monkeypatch, 60)
+    file, _ = files("tuples")
+    said = []
+    asked = options(tmp_path, file, loss="info_nce", progress=True, batch_size=8, max_steps=1)
+    train(asked, said.append)
+    assert " 0.13 rows/s" in next(line for line in said if line.startswith("step 1/1"))
 
 
 def test_rows_before_a_run_was_resumed_are_not_counted(files, tmp_path, monkeypatch):

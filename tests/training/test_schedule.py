@@ -38,3 +38,22 @@ def test_a_schedule_that_would_divide_by_zero_when_all_is_trained(files, tmp_pat
                 train(asked, dry_run=dry_run)
         setattr(asked, name, before)
         assert {path.name for path in (tmp_path / "out-checkpoints").iterdir()} == kept
+
+
+@pytest.mark.parametrize(
+    ("warmup", "schedule", "told"),
+    [
+        (4.0, "linear", True),
+        (3.0, "linear", False),
+        (1.0, "cosine", False),
+        (4.0, "constant", False),
+    ],
+)
+def test_a_warm_up_longer_than_the_training_is_told(warmup, schedule, told, files, tmp_path):
+    file, _ = files("tuples")
+    asked = options(tmp_path, file, loss="info_nce", max_steps=3, schedule=schedule)
+    asked.warmup, said = warmup, []
+    train(asked, said.append, dry_run=True)
+    note = "warmup: the training ends after 3 of 4 steps of warm-up"
+    assert any(line.startswith(note) for line in said) == told
+    assert told or not any(line.startswith("warmup") for line in said)
