@@ -179,6 +179,16 @@ def test_copies_of_further_positives_are_no_negatives():
     assert sorted((rows % 12).tolist()[0]) == [3, 3, 3, 4]
 
 
+def test_padding_of_positives_names_no_row():
+    """Nor the texts of one: -1 is not the first row of the corpus, which is a negative here."""
+    corpus = arc(12)
+    ids = {"query_ids": torch.tensor([50]), "corpus_ids": torch.arange(12)}
+    rows, _ = fastsim.mine_hard_negatives(
+        corpus[3:4], corpus, torch.tensor([[3, -1]]), count=11, **ids
+    )
+    assert sorted(rows[0].tolist()) == [0, 1, 2, *range(4, 12)]
+
+
 def test_drawn_negatives_lie_in_the_ranks():
     x = torch.randn(50, 8)
     top, _ = fastsim.mine_hard_negatives(x, x, count=10, ranks=(5, 14))
