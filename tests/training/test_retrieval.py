@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("datasets")
 from fastsim.encoders.names import ModelError
+from fastsim.training import beir
 from fastsim.training.beir import evaluate_retrieval, ranking_metrics, read_beir
 from fastsim.training.data import DataError
 from tests.training.angles import Angles, Points
@@ -65,6 +66,16 @@ def test_a_search_is_as_deep_without_the_document_of_the_query(depth, tmp_path):
             rank = depth + answer - last
             assert found[f"recall@{depth}"] == (rank <= depth)
             assert found["mrr@10"] == (1 / rank if rank <= min(depth, 10) else 0)
+
+
+def test_queries_are_searched_in_parts(tmp_path, monkeypatch):
+    """Each query has the answers of its own search. Five queries, the last part is short."""
+    documents = [{"_id": f"d{place}", "text": str(10 * place)} for place in range(5)]
+    queries = [{"_id": f"q{place}", "text": str(10 * place + 1)} for place in range(5)]
+    judged = "".join(f"q{place}\td{place}\t1\n" for place in range(5))
+    retrieval_set(tmp_path, documents, queries, judged)
+    monkeypatch.setattr(beir, "_QUERIES", 2)
+    assert evaluate_retrieval(Angles(), tmp_path)["mrr@10"] == 1
 
 
 def test_a_search_is_that_of_its_files(tmp_path):
