@@ -57,6 +57,20 @@ def test_rows_that_nearly_coincide(loss, norm, pairs, monkeypatch):
     assert_close("gradient", got[1][0], truth[1], dense[1][0], torch.float32, moved=moved[1])
 
 
+def test_rows_that_coincide_do_not_pull_each_other(pairs):
+    """Within a group and across two: a distance of 0 has no direction."""
+    x = torch.randn(12, 5)
+    x[6:9], x[9] = x[:3].clone(), x[3].clone()
+    groups = torch.tensor([0, 0, 1, 1, 2, 2, 0, 0, 2, 2, 1, 0])
+    options = {"margin": 99.0}  # all triplets take part
+    truth, (wanted,) = call(oracles.batch_all_triplet, [x.double()], [groups], options)
+    dense = call(losses.batch_all_triplet, [x], [groups], options | {"backend": "eager"})
+    got = call(losses.batch_all_triplet, [x], [groups], options | {"backend": "torch"})
+    assert_close("value", got[0], truth, dense[0], torch.float32)
+    # A mean over triplets, each of which has at most two unit directions for a row.
+    assert_close("gradient", got[1][0], wanted, dense[1][0], torch.float32, size=2.0)
+
+
 def test_pairs_that_are_close_are_not_those_that_coincide():
     """Of distances by products too the error is small: the squares' is half a rounding for each of
     their products, relative to |x|^2 + |y|^2, and the distance's 1 / (2 CLOSE) times that.
