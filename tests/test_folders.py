@@ -158,6 +158,47 @@ def test_an_error_in_the_exchange_changes_nothing(tmp_path, monkeypatch):
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
+def test_an_error_leaves_an_empty_folder_of_the_user_and_none_of_ours(tmp_path):
+    for name, stays in (("empty", True), ("new", False)):
+        out = tmp_path / name
+        if stays:
+            out.mkdir()
+        with pytest.raises(ValueError, match="mine"), replaced_folder(out):
+            raise ValueError("mine")
+        assert out.exists() == stays
+
+
+def test_all_new_files_are_on_the_disk_before_the_first_is_moved(tmp_path, monkeypatch):
+    """A file that is renamed but not on the disk may be empty after a loss of power."""
+    done = []
+    fsync, rename = os.fsync, os.rename
+
+    def noted_fsync(handle):
+        done.append(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    def noted_rename(source, target):
+        done.append("moved")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    write(tmp_path, {"config.json": "{}", "1_Pooling/config.json": "{}", "weights": "one"})
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 4  # and the manifest
+    assert {path.stat().st_ino for path in files} <= set(done[: done.index("moved")])
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="wants a list of open files")
+def test_no_file_stays_open(tmp_path):
+    """The mark that a folder is being written is held by an open file."""
+    before = os.listdir("/dev/fd")
+    write(tmp_path, {"weights": "one"})
+    with pytest.raises(ValueError, match="mine"), replaced_folder(tmp_path):
+        raise ValueError("mine")
+    assert os.listdir("/dev/fd") == before
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
 @pytest.mark.parametrize("moves", range(10))  # 4 files out, 5 in, one put aside
 def test_a_crash_in_the_exchange_is_finished_by_the_next(moves, tmp_path):
