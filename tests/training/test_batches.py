@@ -91,6 +91,54 @@ def test_without_sharing_full_batches_come_first():
     assert batches.small_count() == 480
 
 
+def test_without_sharing_an_epoch_may_need_fewer_batches_or_more():
+    """Then it has those of the first epoch. About a quarter of the data here has such epochs."""
+    for seed in range(15):
+        batches = UniqueBatches(random_rows(seed, rows=24, vocabulary=12), 4, share=False)
+        for epoch in range(12):
+            batches.set_epoch(epoch)
+            found = list(batches)
+            assert len(found) == len(batches)
+            assert sorted(row for batch in found for row in batch) == list(range(24))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_sharing_a_row_goes_into_the_first_batch_that_it_fits_in(seed):
+    rows, size = random_rows(seed, rows=60, vocabulary=25), 4
+    batches = UniqueBatches(rows, size, share=False)
+    wanted = []
+    for row in range(60):
+        texts = set(rows[row])
+        fits = (
+            batch
+            for batch in wanted
+            if len(batch) < size and all(texts.isdisjoint(rows[other]) for other in batch)
+        )
+        batch = next(fits, None)
+        if batch is None:
+            wanted.append(batch := [])
+        batch.append(row)
+    assert batches._first_fit(list(range(60)), []) == wanted
+
+
+def test_a_text_that_a_row_holds_twice_counts_once():
+    """In neighbouring columns or not: the row itself is no other row with the text."""
+    for row in (("a", "a", "b"), ("a", "b", "a"), ("b", "a", "a"), ("a", "a", "a")):
+        assert UniqueBatches([row, ("c", "d", "e")], 2).max_uses == 1
+        assert UniqueBatches([row, ("c", "d", "a")], 2).max_uses == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_a_text_change_places(seed):
+    """The row that comes has the text of the one that leaves. One way alone keeps all apart."""
+    texts = [(0, 1), (0, 2), (1, 3), (2, 4)]
+    assignment = Assignment(4, 2, texts.__getitem__, fresh(seed))
+    for row in (0, 3, 1, 2):
+        assignment.add([row])
+    assert assignment.separate() == []
+    assert sorted(map(sorted, assignment.batches())) == [[0, 3], [1, 2]]
+
+
 def test_links_name_what_is_no_negative():
     rows = [("a", "p"), ("a", "q"), ("b", "q"), ("c", "r", "p"), ("d", "s", "x"), ("e", "e2", "c")]
     rows = [(*row, *["x"] * (3 - len(row))) for row in rows]
