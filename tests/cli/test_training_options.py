@@ -62,6 +62,7 @@ def test_a_file_of_options_a_dry_run_and_the_run(tuples, tmp_path):
         ("epochs: 1\nepochs: 2", "wanted each name once, got 'epochs' twice"),
         ('{"epochs": 1, "epochs": 2}', "wanted each name once, got 'epochs' twice"),
         ("batch-size: 4\nbatch_size: 8", "wanted each option once, got 'batch_size' twice"),
+        ("batch_size: 8\nbatch-size: 4", "wanted each option once, got 'batch-size' twice"),
         ("loss-option: {scale: 1, scale: 2}", "wanted each name once, got 'scale' twice"),
     ],
 )
