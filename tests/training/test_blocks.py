@@ -133,3 +133,16 @@ def test_blocks_and_rows_read_the_same(kind, part, tmp_path, monkeypatch):
         failed += isinstance(wanted[0], str)
     assert 0 < failed < 40
     assert by_blocks > 40
+
+
+@pytest.mark.parametrize("column", ["id", "text", "label"])
+def test_a_byte_that_is_not_utf_8_is_found_far_down(column, tmp_path):
+    """In a column that is not used too, and beyond what a text file decodes at a time."""
+    names, line = ["id", "text", "label"], 3000
+    rows = [[f"{name} {number % 7}".encode() for name in names] for number in range(2, 4000)]
+    rows[line - 2][names.index(column)] += b"\xff"
+    path = tmp_path / "data.csv"
+    path.write_bytes(b"\n".join([b"id,text,label", *map(b",".join, rows)]))
+    assert path.read_bytes().index(b"\xff") > io.DEFAULT_BUFFER_SIZE
+    with pytest.raises(data.DataError, match=rf"line {line}: wanted UTF-8 text, got 0xff"):
+        data.read_data(path)
