@@ -192,6 +192,10 @@ def test_a_header_is_not_taken_for_data(tmp_path):
     assert len(dataset) == 1
     with pytest.raises(DataError, match="wanted the columns anchor, positive too, got ques"):
         read_data(path, columns="anchor,positive", header=True)
+    for row in ("how do I reset it,so", "reset,press it for ten seconds"):  # one is long
+        path.write_text(f"question,answer\n{row}\n")
+        with pytest.raises(DataError, match="looks like a header: question, answer"):
+            read_data(path, columns="anchor,positive")
 
 
 def test_a_first_line_with_a_name_of_columns_is_a_header(tmp_path):
