@@ -189,6 +189,24 @@ def test_padding_of_positives_names_no_row():
     assert sorted(rows[0].tolist()) == [0, 1, 2, *range(4, 12)]
 
 
+def test_a_frequent_text_deepens_the_search_by_a_thousand_at_most(monkeypatch):
+    """For it every query would be searched as deep."""
+    depths, top_k = [], mining.top_k
+
+    def noted(queries, corpus, depth, **options):
+        depths.append(depth)
+        return top_k(queries, corpus, depth, **options)
+
+    monkeypatch.setattr(mining, "top_k", noted)
+    for copies in (600, 1500):
+        ids = {"query_ids": torch.zeros(1, dtype=torch.int64)}
+        ids["corpus_ids"] = (torch.arange(2000) - copies + 1).clamp(min=0)
+        positives = torch.tensor([1999])
+        fastsim.mine_hard_negatives(torch.randn(1, 3), torch.randn(2000, 3), positives, **ids)
+    # The last rank is 30. The positive counts twice: as such, and as a row with its own id.
+    assert depths == [30 + 1 + 600 + 1, 30 + 1 + 1000]
+
+
 def test_drawn_negatives_lie_in_the_ranks():
     x = torch.randn(50, 8)
     top, _ = fastsim.mine_hard_negatives(x, x, count=10, ranks=(5, 14))
