@@ -1,7 +1,9 @@
 """Reading data: every format gives the same rows, by their columns."""
 
 import errno
+import gc
 import json
+import os
 from collections import Counter
 
 import pytest
@@ -184,6 +186,16 @@ def test_columns_of_arrow_are_read_as_rows_are(tmp_path, monkeypatch):
             assert read_data(path)[0].to_dict() == found
 
 
+def test_a_class_may_be_written_in_several_ways(tmp_path):
+    """As a number, a text, or true for 1: the same class."""
+    path = tmp_path / "data.jsonl"
+    given = [1, 1.0, "1", " 1", True, 0, 0.0, "0", False]
+    rows = [{"text": "a", "label": label} for label in given]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset, _ = read_data(path)
+    assert dataset["label"][:] == ["1"] * 5 + ["0"] * 4
+
+
 def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
     from fastsim.training import hub
 
@@ -229,6 +241,22 @@ def test_many_rows_are_mapped_from_a_file(tmp_path, monkeypatch):
     assert dataset.to_list() == [{"anchor": f"a{i}", "positive": f"b{i}"} for i in range(50)]
 
 
+def test_every_half_million_rows_are_told_once(tmp_path, monkeypatch):
+    import datasets
+
+    from fastsim.training.store import Store
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    said = []
+    store = Store(said.append)
+    store.begin(format_of(["anchor", "positive"]))
+    texts = pyarrow.array(["a"] * 125_000)
+    for _ in range(9):
+        store.add([texts, texts])
+    store.discard()
+    assert said == ["read 500,000 rows", "read 1,000,000 rows"]
+
+
 @pytest.mark.parametrize("fault", ["a bad row", "Ctrl-C"])
 def test_a_reading_that_fails_leaves_no_file(fault, tmp_path, monkeypatch):
     import datasets
@@ -254,6 +282,33 @@ def test_a_reading_that_fails_leaves_no_file(fault, tmp_path, monkeypatch):
     with pytest.raises(DataError if fault == "a bad row" else KeyboardInterrupt):
         read_data(path)
     assert not list(cache.iterdir())
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="wants a list of open files")
+@pytest.mark.parametrize("end", ["dataset", "discard"])
+def test_rows_that_are_mapped_leave_no_file_open(end, tmp_path, monkeypatch):
+    """The mark that they are in use is held by an open file, until they need no name."""
+    import datasets
+
+    from fastsim.training import store
+
+    monkeypatch.setattr(store, "_IN_MEMORY", 20)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+
+    def read():
+        rows = store.Store(print)
+        rows.begin(format_of(["anchor", "positive"]))
+        rows.add([["a"] * 50, ["b"] * 50])
+        assert list(tmp_path.iterdir())
+        getattr(rows, end)()
+        assert not list(tmp_path.iterdir())
+
+    read()  # what is loaded once may keep files of its own
+    gc.collect()
+    before = os.listdir("/dev/fd")
+    read()
+    gc.collect()
+    assert os.listdir("/dev/fd") == before
 
 
 def test_what_a_killed_reading_left_is_removed_by_the_next(tmp_path, monkeypatch):
