@@ -9,6 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("datasets")
+from fastsim.encoders.names import ModelError
 from fastsim.training import mined
 from fastsim.training.mined import mine, write_rows
 from tests.seeds import SEED
@@ -173,6 +174,17 @@ def test_negatives_are_ranked_by_the_encoders_similarity(tmp_path):
         encoder.similarity = similarity
         rows, _ = mine(encoder, str(pairs), corpus=str(corpus), **limits)
         assert [row["negative"] for row in rows] == [wanted], (similarity, limits)
+
+
+@pytest.mark.parametrize("side", ["anchor", "positive"])
+def test_embeddings_that_are_not_finite_are_the_models_fault(side, tmp_path):
+    """Of queries as of documents."""
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"anchor": "1,0", "positive": "4,3"}, {"anchor": "0,1", "positive": "3,4"}]
+    rows[1][side] = "nan,1"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ModelError, match="model: 1 of 2 texts have an embedding with NaN"):
+        mine(Points(), str(pairs))
 
 
 ROWS = [{"anchor": "a", "positive": "b", "negative": "ç"}]
