@@ -12,6 +12,7 @@ pytest.importorskip("datasets")
 from datasets import Dataset
 
 from fastsim.encoders.encoder import Encoder
+from fastsim.training import batch_plan
 from fastsim.training.assignment import Assignment
 from fastsim.training.batches import SharedBatches, SharedRows, StandIn, UniqueBatches
 from fastsim.training.collator import Collator
@@ -137,6 +138,17 @@ def test_rows_of_a_text_change_places(seed):
         assignment.add([row])
     assert assignment.separate() == []
     assert sorted(map(sorted, assignment.batches())) == [[0, 3], [1, 2]]
+
+
+def test_texts_are_numbered_part_by_part(monkeypatch):
+    """Equal texts have one number, in whatever parts and columns they are."""
+    texts = ["a", "b", "c", "a", "d", "b", "e", "f"]
+    dataset = Dataset.from_dict({"anchor": texts, "positive": texts[::-1]})
+    monkeypatch.setattr(batch_plan, "_PART", 3)
+    numbers = batch_plan.text_numbers(dataset, ("anchor", "positive"))
+    known = dict(zip(texts, numbers[:, 0].tolist(), strict=True))
+    assert len(set(known.values())) == len(set(texts))
+    assert numbers.tolist() == [[known[row["anchor"]], known[row["positive"]]] for row in dataset]
 
 
 def test_links_name_what_is_no_negative():
