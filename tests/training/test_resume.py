@@ -187,7 +187,7 @@ def test_pictures_are_of_the_evaluation_data_that_come_later(
         assert len(after["scores"]) == len(before["scores"])
 
 
-def test_metrics_of_the_batches_go_on_after_a_break(files, tmp_path):
+def test_losses_and_metrics_of_the_batches_go_on_after_a_break(files, tmp_path):
     """They are over the steps since the last that were logged, those before the break with them."""
     file, _ = files("tuples")
     more = {"loss": "info_nce", "logging_steps": 4, "max_steps": 4, "report_to": "none"}
@@ -195,7 +195,10 @@ def test_metrics_of_the_batches_go_on_after_a_break(files, tmp_path):
     asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
     stopped(asked, 2)
     histories = [
-        [{name: entry[name] for name in entry if name.startswith("batch_")} for entry in history]
+        [
+            {name: entry[name] for name in entry if name == "loss" or name.startswith("batch_")}
+            for entry in history
+        ]
         for history in (whole["history"], train(asked)["history"])
     ]
     assert histories[0] == histories[1]
