@@ -161,14 +161,17 @@ def test_a_slow_run_has_a_speed(files, tmp_path, monkeypatch):
     assert " 0.13 rows/s" in next(line for line in said if line.startswith("step 1/1"))
 
 
-def test_rows_before_a_run_was_resumed_are_not_counted(files, tmp_path, monkeypatch):
+def test_steps_before_a_run_was_resumed_are_not_counted(files, tmp_path, monkeypatch):
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", batch_size=16, epochs=2, progress=True)
+    asked.logging_steps = 1
     stopped(asked, 3)
     seconds_apart(monkeypatch)
     said = []
     found = train(asked, said.append)
     (last,) = [line for line in said if line.startswith("step 6/6  loss")]
     assert " 13 rows/s" in last  # 40 in three seconds
+    left = [re.search(r"(\d+) s left", line)[1] for line in said if re.match(r"step \d/6  ", line)]
+    assert left == ["2", "1", "0"]  # at a second a step
     speed = found["history"][-1]["train_samples_per_second"]
     assert speed == pytest.approx(80 / found["seconds"], abs=5.1e-4)
