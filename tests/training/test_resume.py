@@ -371,6 +371,9 @@ def test_what_is_about_evaluation_may_come_with_its_data(files, tmp_path):
     asked.early_stopping = None
     with pytest.raises(ValueError, match="early_stopping: wanted 5, as in this run, got none"):
         train(asked)
-    asked.early_stopping, asked.lora = 5, 16
+    asked.early_stopping, asked.eval_columns = 5, "anchor,positive"
+    with pytest.raises(ValueError, match="eval_columns: wanted none, as in this run, got 'anchor"):
+        train(asked)
+    asked.eval_columns, asked.lora = None, 16
     with pytest.raises(ValueError, match="lora: wanted none, as in this run, got 16"):
         train(asked)
