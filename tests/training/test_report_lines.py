@@ -165,7 +165,9 @@ def test_steps_before_a_run_was_resumed_are_not_counted(files, tmp_path, monkeyp
     file, _ = files("tuples")
     asked = options(tmp_path, file, loss="info_nce", batch_size=16, epochs=2, progress=True)
     asked.logging_steps = 1
-    stopped(asked, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "seconds", lambda self: 1000.0)
+        stopped(asked, 3)
     seconds_apart(monkeypatch)
     said = []
     found = train(asked, said.append)
@@ -173,5 +175,9 @@ def test_steps_before_a_run_was_resumed_are_not_counted(files, tmp_path, monkeyp
     assert " 13 rows/s" in last  # 40 in three seconds
     left = [re.search(r"(\d+) s left", line)[1] for line in said if re.match(r"step \d/6  ", line)]
     assert left == ["2", "1", "0"]  # at a second a step
+    # The last entry is about the whole training.
+    assert found["seconds"] > 1000
     speed = found["history"][-1]["train_samples_per_second"]
     assert speed == pytest.approx(80 / found["seconds"], abs=5.1e-4)
+    speed = found["history"][-1]["train_steps_per_second"]
+    assert speed == pytest.approx(6 / found["seconds"], abs=5.1e-4)
