@@ -163,6 +163,10 @@ def test_links_name_what_is_no_negative():
     assert negative == {0: -1, 1: -1, 2: -1, 3: link[0], 4: -1, 5: link[3]}
     sampler = UniqueBatches(rows[3:5], 2)
     assert [links for _, links in next(iter(LinkedBatches(sampler, sampler.numbers)))] == [None] * 2
+    sampler = UniqueBatches([("a", "p", "x"), ("b", "q", "p")], 2)  # one is the other's negative
+    links = dict(next(iter(LinkedBatches(sampler, sampler.numbers))))
+    assert links[0][1] == -1
+    assert links[1][1] == links[0][0] != links[1][0]
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 2])
