@@ -190,19 +190,23 @@ def test_pictures_are_of_the_evaluation_data_that_come_later(
 def test_losses_and_metrics_of_the_batches_go_on_after_a_break(files, tmp_path):
     """They are over the steps since the last that were logged, those before the break with them."""
     file, _ = files("tuples")
-    more = {"loss": "info_nce", "logging_steps": 4, "max_steps": 4, "report_to": "none"}
+    more = {"loss": "info_nce", "logging_steps": 3, "max_steps": 6, "report_to": "none"}
     whole = train(options(tmp_path, file, **more))
     asked = options(tmp_path, file, output=str(tmp_path / "cut"), **more)
-    stopped(asked, 2)
+    stopped(asked, 5)
+    resumed = train(asked)
     histories = [
         [
             {name: entry[name] for name in entry if name == "loss" or name.startswith("batch_")}
             for entry in history
         ]
-        for history in (whole["history"], train(asked)["history"])
+        for history in (whole["history"], resumed["history"])
     ]
     assert histories[0] == histories[1]
-    assert [bool(entry) for entry in histories[0]] == [True, True, False]  # the last: the run's
+    assert [bool(entry) for entry in histories[0]] == [True] * 3 + [False]  # the last: the run's
+    # It is over all steps: the sum before the break follows from means over 1 and 2 of them.
+    one, two = (found["history"][-1]["train_loss"] for found in (whole, resumed))
+    assert abs(one - two) <= 6 * torch.finfo(torch.float32).eps * one
 
 
 def test_the_clock_writes_checkpoints(files, tmp_path):
