@@ -225,6 +225,26 @@ def test_data_sets_of_the_hub_are_read_by_name(tmp_path):
         read_data("hub:a::b")
 
 
+def test_equal_rows_of_the_hub_have_one_fingerprint(tmp_path, monkeypatch):
+    """In one file or in two, whose rows are chunks of another length in a table."""
+    import datasets
+
+    from fastsim.training import hub
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [f'{{"anchor": "{row}?", "positive": "{row}!"}}\n' for row in range(2000)]
+    prints, chunks = [], []
+    for number, parts in enumerate(([rows], [rows[:700], rows[700:]], [rows[:-1]])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for place, part in enumerate(parts):
+            (folder / f"{place}.jsonl").write_text("".join(part))
+        prints.append(hub.fingerprint(f"hub:{folder}"))
+        chunks.append([table["anchor"].num_chunks for table in hub.tables(f"hub:{folder}")])
+    assert chunks[0] != chunks[1]
+    assert prints[0] == prints[1] != prints[2]
+
+
 def many_rows(folder):
     path = folder / "data.tsv"
     path.write_text("anchor\tpositive\n" + "".join(f"a{i}\tb{i}\n" for i in range(50)))
