@@ -238,6 +238,20 @@ def test_more_signatures_than_are_kept_are_forgotten_together(looked, monkeypatc
     assert [len(x) for x in seen] == [1, 2, 3, 1]
 
 
+def test_what_goes_on_with_a_noted_loss_has_no_shortcut():
+    """The shortcut would return that loss, and not what became of it."""
+
+    def noted(x):
+        loss = x.sum()
+        prepared.note((x,), prepared.Prepared(torch.sum), loss)
+        return loss
+
+    doubled = prepared.once_per_signature(lambda x: 2 * noted(x))
+    assert [doubled(torch.ones(3)).item() for _ in range(2)] == [6.0, 6.0]
+    alone = prepared.once_per_signature(noted)
+    assert [alone(torch.ones(3)).item() for _ in range(2)] == [3.0, 3.0]
+
+
 def test_each_device_is_looked_at(looked):
     loss, seen = looked
     for device in ("cpu", "meta", "cpu", "meta"):
