@@ -140,6 +140,14 @@ def test_rows_of_a_text_change_places(seed):
     assert sorted(map(sorted, assignment.batches())) == [[0, 3], [1, 2]]
 
 
+def test_a_text_that_has_a_label_many_times_costs_no_batch():
+    """Its copies are no negatives of each other, so that they may share one."""
+    texts = ["a"] * 9 + list("bcdefgh")
+    dataset = Dataset.from_dict({"text": texts, "label": [0] * 9 + [1] * 7})
+    batches = batch_plan.batch_plan(dataset, format_of(["text", "label"]), "sup_con", 4)
+    assert [len(batch) for batch in batches] == [4] * 4
+
+
 def test_texts_are_numbered_part_by_part(monkeypatch):
     """Equal texts have one number, in whatever parts and columns they are."""
     texts = ["a", "b", "c", "a", "d", "b", "e", "f"]
