@@ -18,6 +18,9 @@ pytest.importorskip("datasets")
 from fastsim.encoders.encoder import Encoder
 from fastsim.training import demo
 from fastsim.training.checkpoints import begin
+from fastsim.training.data import DataError
+from fastsim.training.formats import format_of
+from fastsim.training.learnable import check_learnable
 from fastsim.training.prepare import prepare
 from fastsim.training.run import Options, OutputError, train
 from tests import models
@@ -329,6 +332,31 @@ def test_what_cannot_be_learnt_is_refused(case, tmp_path):
     with pytest.raises(ValueError, match=reason):
         train(options(tmp_path, str(file), loss=loss, batch_size=size))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_needs_as_many_rows_as_the_loss_compares():
+    """Two for an order of pairs, also of a cross-encoder; one where a row has its own negative."""
+
+    def check(loss, columns, rows, size, *, cross=False):
+        texts = [f"text {row}" for row in range(rows)]
+        layout = format_of(columns)
+        values = None if layout.label is None else [float(row) for row in range(rows)]
+        check_learnable(loss, values, lambda name: texts, layout, size, cross=cross)
+
+    scored, pairs = ("sentence1", "sentence2", "score"), ("anchor", "positive")
+    for loss, columns, cross in (
+        ("cosent", scored, False),
+        ("cosent", scored, True),
+        ("info_nce", pairs, False),
+    ):
+        check(loss, columns, 2, 2, cross=cross)
+        with pytest.raises(DataError, match=f"rows: wanted at least 2 for {loss}.*got 1"):
+            check(loss, columns, 1, 2, cross=cross)
+        with pytest.raises(DataError, match=f"batch_size: wanted at least 2 for {loss}.*got 1"):
+            check(loss, columns, 2, 1, cross=cross)
+    check("regression", scored, 1, 1, cross=True)
+    check("cosine_regression", scored, 1, 1)
+    check("info_nce", (*pairs, "negative"), 1, 1)
 
 
 def test_what_loads_a_model_may_change(files, tmp_path):
