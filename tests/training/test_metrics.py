@@ -253,6 +253,26 @@ def test_learnt_options_start_at_their_value_and_stay_positive():
         Objective("classification", labelled, options={"scale": 1.0})
 
 
+@pytest.mark.parametrize("loss", [name for name, spec in LOSSES.items() if spec.learnable])
+def test_learnt_options_have_a_gradient(loss):
+    """Every one that the loss can learn: that of the option itself, or of its logarithm."""
+    layout = next(layout for layout in (SCORED, PAIRS, TEXTS) if layout.name in LOSSES[loss].apply)
+    objective = Objective(loss, layout, learn=LOSSES[loss].learnable)
+    vectors = list(torch.randn(len(layout.texts), 6, 4))
+    labels = {"score": torch.linspace(0, 1, 6), "label": torch.arange(6) // 2}.get(layout.label)
+    objective(vectors, labels).backward()
+    assert objective.learnt.keys() == set(LOSSES[loss].learnable)
+    assert all(bool(option.grad) for option in objective.learnt.values())
+
+
+def test_a_flag_is_no_number_of_a_loss_nor_a_number_a_flag():
+    """Although in Python it is an int."""
+    with pytest.raises(ValueError, match="loss_options: temperature: wanted a number, got True"):
+        Objective("info_nce", PAIRS, options={"temperature": True})
+    with pytest.raises(ValueError, match="loss_options: symmetric: wanted true or false, got 1"):
+        Objective("info_nce", PAIRS, options={"symmetric": 1})
+
+
 def test_hard_negatives_are_candidates():
     vectors = list(torch.randn(4, 5, 6))
     found = Objective("info_nce", TRIPLETS)(vectors)
