@@ -24,6 +24,21 @@ from tests import models
 from tests.training.runs import losses, options, stopped
 
 
+def test_the_newest_checkpoint_is_that_of_the_most_steps(tmp_path):
+    """As numbers: 9, 10 and 100, whatever the order of their names."""
+    for step in (10, 100, 9):
+        saved.begin(tmp_path / f"checkpoint-{step}")
+        saved.seal(tmp_path / f"checkpoint-{step}")
+    assert [path.name for path in saved.written(tmp_path)] == [
+        "checkpoint-100",
+        "checkpoint-10",
+        "checkpoint-9",
+    ]
+    assert saved.newest_complete(tmp_path) == (tmp_path / "checkpoint-100", [])
+    saved.remove_older(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-100", "checkpoint-10"}
+
+
 @pytest.mark.parametrize("name", ["checkpoint-500", "checkpoint-2-mine", "checkpoint-best"])
 def test_folders_of_others_are_refused_and_stay(name, files, tmp_path):
     """transformers would remove them when there are more checkpoints than it keeps."""
