@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from fastsim.training.formats import format_of
 from fastsim.training.learnable import check_learnable
 from fastsim.training.prepare import prepare
 from fastsim.training.run import Options, OutputError, train
+from fastsim.training.trainer import Trainer
 from tests import models
 from tests.training.processes import LIMIT, start
 from tests.training.runs import KEPT, losses, options, rows_of, stopped, write
@@ -257,6 +259,19 @@ run("--checkpoints", "disk/inside", "--overwrite")
 sys.stdout.flush()
 sums()
 """
+
+
+def test_a_loss_that_was_not_finite_once_is_remembered():
+    """Until the next look, although those after it are finite: looking waits for the device."""
+    found = iter(torch.tensor([1.0, float("inf"), 2.0]))
+    trainer = SimpleNamespace(_step=lambda *_: next(found), _not_finite=None)
+    trainer.state = SimpleNamespace(global_step=3)
+    Trainer.training_step(trainer, None, None)
+    Trainer.check_finite(trainer, weights=False)
+    for _ in range(2):
+        Trainer.training_step(trainer, None, None)
+    with pytest.raises(FloatingPointError, match="the loss became NaN or infinite by step 3"):
+        Trainer.check_finite(trainer, weights=False)
 
 
 def test_a_full_disk_keeps_the_old_model(files, tmp_path):
