@@ -192,11 +192,13 @@ def test_all_new_files_are_on_the_disk_before_the_first_is_moved(tmp_path, monke
 @pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="wants a list of open files")
 def test_no_file_stays_open(tmp_path):
     """The mark that a folder is being written is held by an open file."""
-    before = os.listdir("/dev/fd")
+    before = {*os.listdir("/dev/fd")}
     write(tmp_path, {"weights": "one"})
     with pytest.raises(ValueError, match="mine"), replaced_folder(tmp_path):
         raise ValueError("mine")
-    assert os.listdir("/dev/fd") == before
+    assert before.issuperset(
+        os.listdir("/dev/fd")
+    )  # files of earlier tests may be closed meanwhile
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork")
