@@ -27,6 +27,15 @@ def test_gradients_are_reduced_once_a_step(wrapper, found):
         assert reductions == {"fsdp": 2}.get(wrapper, 1)
 
 
+def test_a_matrix_against_the_columns_of_one_rank_is_refused(found):
+    """It has as many columns as the rank: they would be taken for those of the first ranks."""
+    for rank in found:
+        said, seconds = rank["refusals"]["matrix of its own"]
+        wanted = f"targets: wanted {4 * len(found)} columns, those of all ranks, got 4 on rank 0"
+        assert wanted in said
+        assert seconds < LIMIT
+
+
 def test_a_rank_without_rows_takes_part(found):
     assert all(rank["no rows"] <= ALLOWED for rank in found)
     assert [rank["half without rows"] == 0 for rank in found] == [n == 1 for n in range(len(found))]

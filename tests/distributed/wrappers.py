@@ -233,6 +233,7 @@ def refusals(group, seed):
         "matrix": lambda: fastsim.siglip(
             x, x, torch.ones(4, 4 * dist.get_world_size(group) + (rank == 1)), group=group
         ),
+        "matrix of its own": lambda: fastsim.siglip(x, x, torch.ones(4, 4), group=group),
         "embeddings": lambda: fastsim.sup_con(x[0] if rank == 1 else x, ids, group=group),
         "labels": lambda: fastsim.cosent(x[:, 0], ids[rank == 1 :], group=group),
         "order": lambda: fastsim.cosent_matrix(
