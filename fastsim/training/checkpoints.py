@@ -210,7 +210,7 @@ def remove_older(checkpoints, best=None):
 def remove_failed(path):
     """Remove a checkpoint that could not be written, since it takes room.
 
-    Every process does so. It may not be there, or be a folder that the user has made meanwhile.
+    Every process calls this. The folder may be gone, or be one that the user has made meanwhile.
     """
     if (path / MANIFEST).is_file():
         with contextlib.suppress(OSError):  # another process has removed it
