@@ -1,5 +1,7 @@
 """The machine code of the CPU kernels: what the compiler made of the loops that do the work."""
 
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -44,6 +46,10 @@ SETS = {
     # A load of a row of the left operand serves four steps.
     "neon": Loop(r"fmla\s.*\.4s", 4, 0, ROWS / 4, r"dup\s", r"\bsp\b"),
 }
+
+
+# Of a library for this machine. Another compiler than that of CI may name or inline them otherwise.
+BUILT = {"x86_64": ("avx512", "avx2", "generic"), "aarch64": ("neon",)}.get(platform.machine(), ())
 
 
 VECTOR = r"(?:[xyz]mm|\b[vq])\d"
@@ -111,6 +117,7 @@ def tile(request, tmp_path_factory):
         loops = _loops(name, f"{ARM}objdump", path)
         assert loops
     if not loops:
+        assert not (name in BUILT and "CI" in os.environ)  # a new name would end these tests
         pytest.skip(f"needs objdump and the C++ extension of its architecture, or {ARM}g++")
     assert sorted(loops) == [*range(1, SETS[name].vectors + 1)]
     return SETS[name], loops
@@ -171,9 +178,10 @@ def test_dot_products_keep_their_sums_in_registers():
     """Of AVX512_BF16: a load of each of two columns and of each row for two products of it."""
     if fastsim.backends()["cpu"] is not None or shutil.which("objdump") is None:
         pytest.skip("needs the C++ extension and objdump")
-    name = r"fastsim::avx512_bf16::\(anonymous namespace\)::multiply_block<1, 1, false>"
+    name = r"fastsim::avx512_bf16::\(anonymous namespace\)::multiply_square<1, 1, false>"
     blocks = [code for head, code in _functions("objdump", LIBRARY) if re.search(name, head)]
     if not blocks:
+        assert not ("avx512" in BUILT and "CI" in os.environ)
         pytest.skip("needs a library for x86")
     found = [
         loop
