@@ -162,17 +162,19 @@ def test_memory_of_a_sharded_encoder(sharding, numbers):
 
 def test_the_loss_takes_what_was_measured():
     """Measured by `fastsim bench` beyond inputs and gradients; the plan says at most."""
-    files = (Path(__file__).parents[2] / "bench/results").glob("*/losses.jsonl")
-    rows = [row for file in files for row in results.read(file)[1] if "rise MB" in row]
-    rows = [
-        row for row in rows if row["implementation"] == "fastsim cpu" and row["loss"] in PRODUCTS
-    ]
-    if not rows:
-        pytest.skip("no results of fastsim bench")
-    for row in rows:
-        asked = Plan(batch_size=row["rows"], dim=row["width"], loss=row["loss"])
+    files = (Path(__file__).parents[2] / "bench/results").glob("*/losses*.jsonl")
+    most = {}  # of all machines
+    for row in (row for file in files for row in results.read(file)[1] if "rise MB" in row):
+        if row["implementation"] == "fastsim cpu" and row["loss"] in PRODUCTS:
+            call = row["loss"], row["rows"], row["width"]
+            most[call] = max(row["rise MB"], most.get(call, 0.0))
+    assert most
+    for (loss, rows, width), measured in most.items():
+        asked = Plan(batch_size=rows, dim=width, loss=loss)
         planned = (size(asked, "unit rows") + size(asked, "panel")) / 2**20
-        assert row["rise MB"] <= planned <= 4 * row["rise MB"], row
+        assert measured <= planned, loss
+        # A small batch takes less than a whole panel.
+        assert rows < 8192 or planned <= 4 * measured, loss
 
 
 def test_estimates_say_that_they_are_some():
