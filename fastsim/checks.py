@@ -142,9 +142,9 @@ def check_number(name, value, *, positive=False, tensor=True):
             return
         value = value.item()
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        kind = type(value)
-        of = "numpy." if kind.__module__ == "numpy" else ""  # float32 would look like a dtype
-        raise TypeError(f"{name}: wanted {wanted}, got {of}{kind.__name__}")
+        came = type(value)
+        package = "numpy." if came.__module__ == "numpy" else ""  # float32 would look like a dtype
+        raise TypeError(f"{name}: wanted {wanted}, got {package}{came.__name__}")
     if torch.compiler.is_compiling():
         return
     kind = "positive " if positive else ""

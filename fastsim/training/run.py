@@ -19,7 +19,7 @@ from fastsim.training.models import freeze_idle
 from fastsim.training.options import Options
 from fastsim.training.prepare import prepare
 from fastsim.training.required import check_packages
-from fastsim.training.schedule import check_rates, warmup_note
+from fastsim.training.schedule import check_rates
 
 __all__ = ["Options", "OutputError", "train"]
 
@@ -97,8 +97,7 @@ def _check_arguments(options, task, arguments, say):
 
     steps, *_ = planned_steps(options, task)
     warmup = arguments.get_warmup_steps(steps)
-    check_rates(options.schedule, options.learning_rate, warmup, steps)
-    note = warmup_note(options.schedule, warmup, steps)
+    note = check_rates(options.schedule, options.learning_rate, warmup, steps)
     if note:
         say(note)
     _check_reporting(arguments)

@@ -18,7 +18,8 @@ def check_schedule(name):
 def check_rates(name, learning_rate, warmup, steps):
     """Refuse a learning rate or a warm-up that the schedule does not support.
 
-    warmup, steps: the number of steps of the warm-up and of the whole training.
+    warmup, steps: the number of steps of the warm-up and of the whole training. Returns a line if
+    the warm-up is longer than the training, else None.
     """
     from transformers import get_scheduler
 
@@ -26,7 +27,8 @@ def check_rates(name, learning_rate, warmup, steps):
         scheduler = get_scheduler(
             name, _optimizer(learning_rate), num_warmup_steps=warmup, num_training_steps=steps
         )
-        for factor_at in getattr(scheduler, "lr_lambdas", ()):
+        factors = getattr(scheduler, "lr_lambdas", ())
+        for factor_at in factors:
             factor_at(steps)  # transformers computes the rate after the last step too
     except ValueError as error:
         raise ValueError(f"schedule: {name}: {error}") from error
@@ -35,23 +37,13 @@ def check_rates(name, learning_rate, warmup, steps):
             f"warmup: wanted fewer steps than the {steps} of the training for schedule {name!r},"
             f" got {warmup}"
         ) from None
-
-
-def warmup_note(name, warmup, steps):
-    """A line for a warm-up that is longer than the training, or None.
-
-    warmup, steps: as in `check_rates`.
-    """
-    from transformers import get_scheduler
-
-    given = {"num_warmup_steps": warmup, "num_training_steps": steps}
-    factors = getattr(get_scheduler(name, _optimizer(1.0), **given), "lr_lambdas", [])
-    if warmup <= steps or not factors or factors[0](0) > 0:  # a schedule without a warm-up
-        return None
-    return (
-        f"warmup: the training ends after {steps:,} of {warmup:,} steps of warm-up, before the"
-        " learning rate is at its peak"
-    )
+    # A schedule without a warm-up begins at its peak.
+    if warmup > steps and any(factor_at(0) == 0 for factor_at in factors):
+        return (
+            f"warmup: the training ends after {steps:,} of {warmup:,} steps of warm-up, before the"
+            " learning rate is at its peak"
+        )
+    return None
 
 
 def _optimizer(rate):

@@ -1,4 +1,4 @@
-"""The folder of checkpoints while another run ends in it."""
+"""The folder of checkpoints: where it is, and that another run may end in it."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 from fastsim.files import OutputError
-from fastsim.training.checkpoints import claimed, written
+from fastsim.training.checkpoints import RUN, checkpoint_folder, claimed, written
 
 
 def test_a_folder_that_vanishes_holds_no_checkpoints(tmp_path, monkeypatch):
@@ -46,3 +46,28 @@ def test_a_folder_that_a_resumed_run_has_emptied_is_removed(tmp_path):
     with claimed(folder, tmp_path / "run"):
         (folder / "left").unlink()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("chosen", [None, "elsewhere"])
+def test_the_root_is_no_output(chosen):
+    with pytest.raises(OutputError, match=r"output: wanted a folder other than .*, got '/\.'"):
+        checkpoint_folder("/.", chosen)
+
+
+def test_checkpoints_stay_in_a_mounted_output(tmp_path, monkeypatch):
+    """Though a run that was killed before it wrote its file has left their folder there."""
+    out = tmp_path / "out"
+    (out / "checkpoints").mkdir(parents=True)
+    assert checkpoint_folder(out) == tmp_path / "out-checkpoints"
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
+    assert checkpoint_folder(out) == out / "checkpoints"
+
+
+def test_a_run_goes_on_where_its_checkpoints_are(tmp_path):
+    """In the output, which was mounted when it began, unless one beside it has begun since."""
+    out, beside = tmp_path / "out", tmp_path / "out-checkpoints"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / RUN).touch()
+    assert checkpoint_folder(out) == out / "checkpoints"
+    beside.mkdir()
+    assert checkpoint_folder(out) == beside

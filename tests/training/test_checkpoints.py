@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -363,31 +362,6 @@ def test_the_end_tells_of_all_parts(more, files, tmp_path, monkeypatch):
     assert last["train_samples_per_second"] == pytest.approx(7 * 8 / found["seconds"], abs=5.1e-4)
     again = train(asked)  # nothing is left to do
     assert 4000 < again["seconds"] < 4900
-
-
-@pytest.mark.parametrize("chosen", [None, "elsewhere"])
-def test_the_root_is_no_output(chosen):
-    with pytest.raises(OutputError, match=r"output: wanted a folder other than .*, got '/\.'"):
-        checkpoint_folder("/.", chosen)
-
-
-def test_checkpoints_stay_in_a_mounted_output(tmp_path, monkeypatch):
-    """Though a run that was killed before it wrote its file has left their folder there."""
-    out = tmp_path / "out"
-    (out / "checkpoints").mkdir(parents=True)
-    assert checkpoint_folder(out) == tmp_path / "out-checkpoints"
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
-    assert checkpoint_folder(out) == out / "checkpoints"
-
-
-def test_a_run_goes_on_where_its_checkpoints_are(tmp_path):
-    """In the output, which was mounted when it began, unless one beside it has begun since."""
-    out, beside = tmp_path / "out", tmp_path / "out-checkpoints"
-    (out / "checkpoints").mkdir(parents=True)
-    (out / "checkpoints" / saved.RUN).touch()
-    assert checkpoint_folder(out) == out / "checkpoints"
-    beside.mkdir()
-    assert checkpoint_folder(out) == beside
 
 
 def test_a_checkpoint_that_cannot_be_read_just_now_is_not_damaged(tmp_path, monkeypatch):
