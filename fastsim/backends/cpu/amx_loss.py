@@ -11,7 +11,7 @@ BLOCK_KINDS = ("softmax", "sigmoid", "squared_error")  # kinds that need no whol
 STRIPE = 8192
 # The most bytes that packed columns and kept scores take together. A loss of rows and columns keeps
 # the scores of as many rows as fit from its first pass to its second.
-KEPT = 72 << 20
+KEPT = 88 << 20
 
 
 def serves(tile, columns, dtype):
