@@ -37,17 +37,22 @@ def device_name(device="cpu"):
     return words.replace(" ", "-")
 
 
+def _described(cpuinfo):
+    """What Linux says of the first processor, by field; {} on other systems."""
+    if not cpuinfo.exists():
+        return {}
+    lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
+    parts = (line.partition(":") for line in lines)
+    return {key.strip(): value.strip() for key, _, value in parts}
+
+
 def _processor(cpuinfo):
     """The name of the processor in lower case; for AMD also its generation.
 
     Virtual machines give an AMD processor a name without the generation. cpuinfo: the file in which
-    Linux describes the processor; other systems have none.
+    Linux describes the processor.
     """
-    fields = {}
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
-        parts = (line.partition(":") for line in lines)
-        fields = {key.strip(): value.strip() for key, _, value in parts}
+    fields = _described(cpuinfo)
     name = fields.get("model name") or platform.processor() or platform.machine()
     words = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", name.lower()).split()
     if fields.get("vendor_id") == "AuthenticAMD":
@@ -55,6 +60,12 @@ def _processor(cpuinfo):
         families = {"25": "zen4" if has_avx512 else "zen3", "26": "zen5"}
         words += filter(None, [families.get(fields["cpu family"])])
     return " ".join(words)
+
+
+def _model(cpuinfo):
+    """Numbers that tell processors of the same name apart; {} where Linux does not give them."""
+    fields = _described(cpuinfo)
+    return {key: fields[key] for key in ("cpu family", "model", "cache size") if key in fields}
 
 
 def instructions():
@@ -70,6 +81,7 @@ def environment(device="cpu", settings=None):
     return {
         "device": device_name(device),
         "kind": device,
+        "processor": _model(CPUINFO),
         "versions": {"python": platform.python_version(), **dict(_versions())},
         "commit": commit(),
         # If it exceeds the number of cores, other programs have slowed the code down.

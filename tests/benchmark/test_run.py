@@ -98,6 +98,16 @@ def test_without_cpuinfo_a_processor_is_what_python_calls_it(tmp_path, monkeypat
         monkeypatch.setattr(results.platform, "processor", lambda found=found: found)
         monkeypatch.setattr(results.platform, "machine", lambda: "arm64")
         assert results._processor(tmp_path / "none") == wanted
+    assert results._model(tmp_path / "none") == {}
+
+
+def test_a_result_tells_processors_of_the_same_name_apart(tmp_path, monkeypatch):
+    cpuinfo = tmp_path / "cpuinfo"
+    lines = ("vendor_id\t: GenuineIntel", "cpu family\t: 6", "model\t\t: 143")
+    cpuinfo.write_text("\n".join((*lines, "cache size\t: 491520 KB", "bogomips\t: 4", "\n")))
+    monkeypatch.setattr(results, "CPUINFO", cpuinfo)
+    wanted = {"cpu family": "6", "model": "143", "cache size": "491520 KB"}
+    assert results.environment()["processor"] == wanted
 
 
 def test_a_device_without_kernels_has_the_instructions_of_torch(monkeypatch):
