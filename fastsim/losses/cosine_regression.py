@@ -100,4 +100,4 @@ def _loss(u, v, labels, *, reduction, backend):
     if learnt or reduction == "none" or traced() or backend.name == "eager":
         cosines = paired_cosines(u, v, backend)
         return reduce((cosines - labels.to(cosines.dtype)).square(), reduction)
-    return backend.paired_squared_errors(*sides, factor_of_sum(reduction, len(u)))
+    return backend.paired_squared_errors(*sides, factor_of_sum(reduction, u.shape[0]))

@@ -105,7 +105,7 @@ def _reduced(anchors, positives, negatives, margin, reduction, backend):
     """(both distances (N,), the reduced losses)."""
     sides = anchors, positives, negatives
     if not traced() and not isinstance(margin, Tensor):
-        factor = factor_of_sum(reduction, len(anchors))
+        factor = factor_of_sum(reduction, anchors.shape[0])
         return get(backend).triplet_losses(*sides, margin, factor)
     near, far = _distances(*sides, backend)
     return near, far, reduce(triplet_losses(near, far, margin), reduction)
@@ -136,7 +136,7 @@ class _TripletMargin(torch.autograd.Function):
     def backward(ctx, saved, grad):
         *sides, learnt, near, far = saved
         *needs_grad, want_margin = ctx.needs_input_grad[:4]
-        factor = factor_of_sum(ctx.reduction, len(near))
+        factor = factor_of_sum(ctx.reduction, near.shape[0])
         if not traced() and learnt is None:
             options = {"needs_grad": needs_grad, "margin": ctx.margin, "factor": factor}
             grads = get(ctx.backend).triplet_losses_backward(grad, *sides, near, far, **options)

@@ -110,7 +110,8 @@ class Rows:
         return near, far
 
     def triplet_losses(self, anchors, positives, negatives, margin, factor):
-        near, far = _row_numbers(anchors), _row_numbers(anchors)
+        near = _row_numbers(anchors)
+        far = torch.empty_like(near)
         losses = near.new_empty(near.shape if factor is None else ())
         numbers = margin, 1.0 if factor is None else factor
         sides = anchors, positives, negatives
