@@ -1,4 +1,4 @@
-"""Environment variables that are set within a block."""
+"""Environment variables that are read in every call, or set within a block."""
 
 import contextlib
 import os
@@ -7,6 +7,23 @@ import threading
 _lock = threading.Lock()
 # The open blocks in the order in which they began: {name: its value before the block, or None}.
 _open = []
+_values = os.environ._data  # where os.environ keeps the variables, encoded
+
+
+class Variable:
+    """An environment variable that is read in every call.
+
+    `os.environ.get` catches an exception if a variable is not set. In a loss of 64 rows that takes
+    a tenth of the time.
+    """
+
+    def __init__(self, name):
+        self.name, self._key = name, os.environ.encodekey(name)
+
+    def value(self):
+        """The value now; "" if the variable is not set."""
+        value = _values.get(self._key)
+        return os.environ.decodevalue(value) if value else ""
 
 
 @contextlib.contextmanager

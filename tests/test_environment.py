@@ -1,11 +1,11 @@
-"""Environment variables of blocks that overlap, as those of several threads do."""
+"""Environment variables: read at every call, and in blocks that overlap as those of threads do."""
 
 import os
 from contextlib import ExitStack
 
 import pytest
 
-from fastsim.environment import variables
+from fastsim.environment import Variable, variables
 
 NAMES = "FASTSIM_TEST_ONE", "FASTSIM_TEST_OTHER"
 
@@ -50,3 +50,17 @@ def test_a_variable_that_somebody_deletes_within(monkeypatch):
     with variables({NAMES[0]: "a"}):
         del os.environ[NAMES[0]]
     assert values()[0] == "kept"
+
+
+def test_a_variable_has_its_value_of_now(monkeypatch):
+    variable = Variable(NAMES[0])
+    assert variable.name == NAMES[0]
+    monkeypatch.delenv(NAMES[0], raising=False)
+    assert variable.value() == ""
+    for value in ("torch", "", "schnell ✓"):
+        monkeypatch.setenv(NAMES[0], value)
+        assert variable.value() == value
+    with variables({NAMES[0]: "in a block"}):
+        assert variable.value() == "in a block"
+    monkeypatch.delenv(NAMES[0])
+    assert variable.value() == ""

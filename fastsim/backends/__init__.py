@@ -4,7 +4,6 @@ To add a backend: subclass `Backend` in a file of its own and name it in `_BACKE
 """
 
 import contextlib
-import os
 import sys
 import threading
 import types
@@ -18,6 +17,7 @@ from fastsim.backends.extras import extras_of_ring
 from fastsim.backends.torch.backend import TorchBackend
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.batch_metrics import in_metrics
+from fastsim.environment import Variable
 from fastsim.groups import process_group
 from fastsim.kinds import KINDS
 from fastsim.operators import transforming
@@ -85,11 +85,14 @@ _TRANSFORMED = (
 )
 
 
+_variable = Variable("FASTSIM_BACKEND")
+
+
 def default_name():
     """(the name for a call without `backend`, the argument or variable that it comes from)."""
     if _chosen.blocks:
         return _chosen.blocks[-1][0], "backend"
-    return os.environ.get("FASTSIM_BACKEND") or "auto", "FASTSIM_BACKEND"
+    return _variable.value() or "auto", _variable.name
 
 
 def pick(name, *tensors, kind=None, group=None, extras=()):

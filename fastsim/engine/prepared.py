@@ -108,8 +108,10 @@ def _capturing(tensors):
     A replay reads memory that the captured call allocated. A shortcut might be forgotten before the
     replay, and one made during the capture would hold memory of the graph.
     """
-    on_gpu = any(tensor.is_cuda for tensor in tensors)
-    return on_gpu and torch.cuda.is_current_stream_capturing()
+    for tensor in tensors:  # a generator would take longer than the question
+        if tensor.is_cuda:
+            return torch.cuda.is_current_stream_capturing()
+    return False
 
 
 def _same(one, other):
