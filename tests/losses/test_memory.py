@@ -9,13 +9,14 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fastsim.backends.cpu import amx, blas, sizes
+from fastsim.backends.cpu import amx, amx_loss, blas, sizes
 from fastsim.backends.cpu.workspace import ODD
 from fastsim.benchmark.cases import CASES, prefixes
 from fastsim.benchmark.memory import MIB, rise
 
 ROWS, WIDTH = 4096, 768
 OPERAND = 4 * ROWS * WIDTH  # 12 MB; an N x N matrix is 64 MB
+BAND = 512  # rows, the most in csrc/cpu/amx_blocks.h
 OTHERS = 6 * MIB  # states of rows, a band's temporaries, pages of the allocator
 
 
@@ -75,6 +76,9 @@ def allowed(held):
     if parts := amx.parts(torch.float32):
         # Of 2 bytes a number, packed for the scores; and for the gradient a part at a time.
         total += (1 + held.scored) * parts * OPERAND // 2 + amx.CACHED
+        if held.kept:  # in one call; each thread packs the rows of its band twice
+            bands = torch.get_num_threads() * 2 * parts * 2 * BAND * WIDTH
+            total = max(total, amx_loss.KEPT + bands + OTHERS)
     return total
 
 
