@@ -5,13 +5,11 @@ from dataclasses import replace
 import torch
 
 from fastsim.autocast import without_autocast
-from fastsim.backends.cpu import amx, amx_loss
+from fastsim.backends.cpu import amx_loss
 from fastsim.backends.cpu.one_call import (
-    SMALL_OF_ONE_PART,
     as_numbers,
     blas_is_faster,
     gradient_memory,
-    parts_are_faster,
     parts_pay_in_one_call,
 )
 from fastsim.backends.cpu.sizes import are_two_panels
@@ -24,10 +22,7 @@ class InOneSoftmax:
     """The part of `CpuBackend` for a softmax over several sets of candidates."""
 
     def serves_further(self, rows, columns, width, dtype):
-        shape = rows, columns, width
-        amx_is_faster = amx.is_matrix_unit() and parts_are_faster(*shape, dtype, SMALL_OF_ONE_PART)
-        others_are_faster = amx_is_faster or blas_is_faster(*shape, dtype)
-        return are_two_panels(rows, columns) and not others_are_faster
+        return are_two_panels(rows, columns) and not blas_is_faster(rows, columns, width, dtype)
 
     def further(self, sides, directions, numbers, cosine, weights, needs_grad, totals):
         dtype = compute_dtype(sides[0])
