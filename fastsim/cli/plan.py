@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastsim.backends.cpu import sizes
+from fastsim.backends.cpu import amx_loss, sizes
 from fastsim.backends.torch import panels
 from fastsim.cli.products import PRODUCTS
 from fastsim.training.counted import counted
@@ -120,6 +120,9 @@ def _panel(plan, operand):
     kept = sizes.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
     scores = min(plan.rows * columns, max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns))
     size = FLOAT * (scores + columns * plan.dim)
+    if kept:  # on a matrix unit more; candidates are packed twice, each as three of 2 bytes
+        most = FLOAT * plan.rows * columns + 2 * 3 * 2 * columns * plan.dim
+        size = max(size, min(amx_loss.KEPT, most))
     return "panel", size, "scores, and a packed copy of the candidates"
 
 
