@@ -5,14 +5,14 @@ FASTSIM_PANEL_MB is the size in megabytes (2^20 bytes). It is read at every call
 
 import contextlib
 import functools
-import os
 from collections.abc import Iterator
 
 import torch
 
-from fastsim.environment import variables
+from fastsim.environment import Variable, variables
 
 VARIABLE = "FASTSIM_PANEL_MB"
+_variable = Variable(VARIABLE)
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def panel_bytes(default):
 
     Raises ValueError if the variable is not a positive number.
     """
-    value = os.environ.get(VARIABLE)
+    value = _variable.value()
     if not value:
         return default
     try:

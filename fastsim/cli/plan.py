@@ -120,7 +120,7 @@ def _panel(plan, operand):
     kept = sizes.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
     scores = min(plan.rows * columns, max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns))
     size = FLOAT * (scores + columns * plan.dim)
-    if kept:  # on a matrix unit more; candidates are packed twice, each as three of 2 bytes
+    if kept:  # more on a matrix unit. Candidates are packed twice, a number as three of 2 bytes.
         most = FLOAT * plan.rows * columns + 2 * 3 * 2 * columns * plan.dim
         size = max(size, min(amx_loss.KEPT, most))
     return "panel", size, "scores, and a packed copy of the candidates"

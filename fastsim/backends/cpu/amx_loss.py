@@ -10,7 +10,8 @@ BLOCK_KINDS = ("softmax", "sigmoid", "squared_error")  # kinds that need no whol
 # each thread (16 MB with one part); reading them back is cheaper than computing them again.
 STRIPE = 8192
 # The most bytes that packed columns and kept scores take together. A loss of rows and columns keeps
-# the scores of as many rows as fit from its first pass to its second.
+# the scores of as many rows as fit from its first pass to its second: all of 4,096 x 4,096 beside
+# float32 columns of width 384.
 KEPT = 88 << 20
 
 

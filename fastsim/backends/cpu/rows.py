@@ -104,7 +104,8 @@ class Rows:
         return counts
 
     def triplet_distances(self, anchors, positives, negatives):
-        near, far = _row_numbers(anchors), _row_numbers(anchors)
+        near = _row_numbers(anchors)
+        far = torch.empty_like(near)
         sides = anchors, positives, negatives
         torch.ops.fastsim_cpu.triplet_distances.default(*sides, 0.0, 1.0, near, far, None)
         return near, far

@@ -9,7 +9,6 @@ One compilation serves every shape and every number: sizes are symbols, numbers 
 """
 
 import functools
-import os
 import types
 import warnings
 
@@ -18,10 +17,12 @@ import torch
 from fastsim.backends.torch import panels
 from fastsim.backends.torch.block import FusibleBlock
 from fastsim.backends.triton import installed
+from fastsim.environment import Variable
 from fastsim.operators import traced
 from fastsim.tile_loss import TileLoss
 
 VARIABLE = "FASTSIM_COMPILE"
+_variable = Variable(VARIABLE)
 DEVICES = ("cuda", "xpu")
 COMPILER = "inductor"
 
@@ -114,7 +115,7 @@ def _warn_once(device, error):
 
 def wanted(device, scores):
     """Whether steps on panels of this many scores are compiled on a device."""
-    setting = os.environ.get(VARIABLE) or "auto"
+    setting = _variable.value() or "auto"
     if setting not in ("auto", "0", "1"):
         raise ValueError(f"{VARIABLE}: wanted 0, 1 or auto, got {setting!r}")
     if setting == "1":
