@@ -89,7 +89,7 @@ class SplitSide {
 };
 
 // A stripe of columns as right operands: of scores, and with `for_gradients` of the gradient
-// products too. They share one piece of memory; a large one is not kept by the thread (scratch.h).
+// products too. They share one piece of memory.
 class PackedColumns {
  public:
   // Columns [first, first + count) of y; `first` is a multiple of kBlockDepth.

@@ -29,11 +29,12 @@ inline void* aligned_memory(int64_t bytes) {
 }
 
 // The buffers that a thread keeps from call to call: at most kLargest bytes each and kTotal bytes
-// together. The pages of fresh memory cost a small batch more time than its products, and a batch
-// of thousands of rows a tenth of theirs.
+// together. The pages of fresh memory cost a small batch more time than its products. They cost a
+// batch of thousands of rows a tenth of its time, and a symmetric loss that keeps its scores (KEPT
+// in fastsim/backends/cpu/amx_loss.py) 6 %.
 class MemoryPool {
  public:
-  static constexpr int64_t kLargest = 16 << 20, kTotal = 64 << 20;
+  static constexpr int64_t kLargest = 72 << 20, kTotal = 128 << 20;
 
   // Takes a free buffer of at least `bytes` bytes and returns its index, or -1 if there is none.
   int take(int64_t bytes) {
