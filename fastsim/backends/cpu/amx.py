@@ -54,6 +54,15 @@ def parts_of(rows):
     return parts(rows.dtype) if is_matrix_unit() or isinstance(rows, ScaledRows) else 0
 
 
+def serves_sweep(count):
+    """Whether products of so many parts are the fastest ones for a sweep over prefixes.
+
+    A sweep in float32 computes its products in pieces that stay in a near cache with the scores of
+    all widths. That is faster than whole panels by products of three parts.
+    """
+    return 0 < count < 3
+
+
 def score_grad_parts(dtype):
     """The number of parts of the score gradients that multiply rows of this dtype.
 

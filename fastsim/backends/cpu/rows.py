@@ -54,7 +54,7 @@ class Rows:
         return grad_rows, _through_unit_rows(grad_rows, x, inverse, factor, grad_rows)
 
     def prefix_rows(self, x, before):
-        if amx.parts(x.dtype):
+        if amx.serves_sweep(amx.parts(x.dtype)):
             norms = torch.hypot(before, torch.linalg.vector_norm(x, dim=1, dtype=torch.float64))
             return amx.ScaledRows.of_norms(x, norms), norms
         rows = x.new_empty(x.shape, dtype=compute_dtype(x))

@@ -54,7 +54,7 @@ class CpuSweep:
         self.widths = len(x.rows)
         self.dtype = compute_dtype(y.rows[0])
         self.columns = None
-        by_amx = amx.parts_of(y.rows[0])
+        by_amx = amx.serves_sweep(amx.parts_of(y.rows[0]))
         if by_amx and isinstance(y.rows[0], amx.ScaledRows):
             amx.keep_first(y.rows)
         if by_amx or blas.serves(y.rows[0]):
