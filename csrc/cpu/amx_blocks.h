@@ -21,7 +21,8 @@ namespace {
 // kManyRows rows, since with more rows less data passes through that cache.
 constexpr int64_t kBlockColumns = kBlockDepth;
 constexpr int64_t kFewRows = 256, kManyRows = 512;
-// Few rows are cut into kBands bands, for as many threads, if these have at least kFewestRows rows.
+// Threads take whole bands, so even few rows are cut into kBands bands if these have at least
+// kFewestRows rows, and more rows into twice as many bands of twice as many rows.
 constexpr int64_t kFewestRows = 64;
 constexpr int64_t kBands = 4;
 // The groups of a block's columns whose gradients a band adds to in one turn. The next band waits
@@ -39,8 +40,8 @@ constexpr int64_t kWorthKeeping = 8;  // to keep less than one band in this many
 inline int64_t band_rows(int64_t rows, int64_t width, int64_t parts, int64_t columns) {
   const bool many = parts > 1 && kManyRows * columns <= kMostWholeScores;
   const int64_t limit = (many ? kManyRows : kFewRows) / (width > 512 ? 2 : 1);
-  const int64_t most =
-      many ? limit : std::min(limit, std::max(kFewestRows, ceil_div(rows, kBands)));
+  const int64_t low = std::clamp(ceil_div(rows, kBands), kFewestRows, 2 * kFewestRows);
+  const int64_t most = std::min(limit, std::max(low, ceil_div(rows, 2 * kBands)));
   if (rows <= most) return rows;
   const int64_t height =
       even_part(rows, ceil_div(rows, ceil_div(ceil_div(rows, most), 2) * 2), kTileGroup);

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from fastsim.autocast import without_autocast
-from fastsim.backends.cpu import amx_loss
+from fastsim.backends.cpu import amx, amx_loss
 from fastsim.backends.cpu.one_call import (
     as_numbers,
     blas_is_faster,
@@ -16,6 +16,10 @@ from fastsim.backends.cpu.sizes import are_two_panels
 from fastsim.pairs import Pairs
 from fastsim.precision import compute_dtype
 from fastsim.tile_loss import TileLoss
+
+# References for each candidate, up to which one matrix with products of three parts is the fastest
+# way. It computes a gradient of the references too, which nobody wants.
+MOST_REFERENCES = 4
 
 
 class InOneSoftmax:
@@ -72,6 +76,8 @@ def _by_one_matrix(backend, sides, numbers, cosine, weights, needs_grad):
     rows, candidates = x.shape[0], y.shape[0]
     columns = candidates + (0 if references is None else references.shape[0])
     if not parts_pay_in_one_call(rows, columns, x.shape[1], x.dtype):
+        return None
+    if columns > (1 + MOST_REFERENCES) * candidates and amx.parts(x.dtype) == 3:
         return None
     pairs = Pairs(torch.arange(rows))
     if smoothing:
