@@ -304,3 +304,11 @@ def test_rows_of_one_number_with_any_stride(similarity):
         for x, y in (sides, [side.clone(memory_format=torch.contiguous_format) for side in sides])
     )
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["highest", "medium"])
+def test_prefixes_of_float32_rows(name, precision):
+    """At "highest" they stay float32: products of three parts would make a sweep slower."""
+    precision(name)
+    rows, _ = get("cpu").prefix_rows(torch.randn(5, 8), torch.zeros(5, dtype=torch.float64))
+    assert isinstance(rows, torch.Tensor) == (name == "highest")
