@@ -89,7 +89,8 @@ def test_the_model_takes_measured_ceilings():
 # ---- parity ----
 
 
-def test_parity_of_a_formula_and_of_a_wrong_one():
+def test_parity_of_a_formula_and_of_a_wrong_one(usable):
+    usable("cpu")
     case, same = CASES["info_nce"], BASELINES["eager torch"]
     row = parity.compare(case, same, torch.float64, 5)
     # Logits up to 100 of at most MOST_ROWS x MOST_WIDTH terms.
