@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fastsim
-from fastsim.backends.cpu import amx_loss, one_call, sizes, triplet
+from fastsim.backends.cpu import amx_loss, further, one_call, sizes, triplet
 from fastsim.engine.one_call import in_panels
 from tests.backends.cpu.amx_losses import (
     DTYPES,
@@ -105,6 +105,7 @@ def served(monkeypatch):
     for name in ("SMALL", "SMALL_OF_ONE_PART", "SMALL_OF_BFLOAT16"):
         monkeypatch.setattr(one_call, name, 0)
     monkeypatch.setattr(sizes, "CHEAP", 0)
+    monkeypatch.setattr(further, "MOST_REFERENCES", 1000)
 
     def counted(function):
         def call(*given):
