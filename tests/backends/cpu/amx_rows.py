@@ -214,3 +214,13 @@ def test_prefixes_are_not_left_out(monkeypatch, served):
     compare(function, sides, oracle, {"temperature": 0.05, "targets of a row": 3})
     assert not served
     served.append(None)
+
+
+@pytest.mark.skipif(torch.float32 not in DTYPES, reason="float32 rows are not split")
+def test_many_references_of_float32_rows(monkeypatch, served):
+    """One matrix computes their gradient too. In three parts that takes longer than it saves."""
+    monkeypatch.setattr(further, "MOST_REFERENCES", 4)
+    x, y = rows_of((67, 75, 34), torch.float32)
+    with_references(x, y, rows=torch.randn(4 * 75 + 1, 34))
+    assert not served
+    with_references(x, y, rows=torch.randn(4 * 75, 34))
