@@ -1,16 +1,18 @@
-"""Whether inputs leave no doubt about which pairs a threshold leaves out.
+"""Whether inputs leave no doubt about which pairs or triplets count.
 
 A pair whose score is the threshold but for rounding is in the loss of one dtype and not in that of
-another: no error bound covers that.
+another: no error bound covers that. Nor does one cover a triplet at its margin, or two negatives of
+which either may be the nearest.
 """
 
 import torch
 
-from tests.oracles import cosines, scores
+from tests.oracles import cosines, distances, scores
 
 # Twice the largest difference of scores that count as equal (fastsim/ties.py), relative to the
 # largest score if that is above 1, so that rounding leaves no doubt.
 CLEAR = 16 * torch.finfo(torch.float32).eps
+FEW = 28  # rows; of more, some triplet is always in doubt
 
 
 def are_clear(tensors, others, options):
@@ -20,6 +22,8 @@ def are_clear(tensors, others, options):
         gaps.append(_gaps_of_scores(*tensors[:2], others, options))
     if options.get("guide") is not None:
         gaps.append(_gaps_of_guide(len(tensors[0]), others, options))
+    if "distance" in options and len(tensors[0]) <= FEW:
+        gaps.append(_gaps_of_distances(tensors[0], options))
     return all((gap.abs() > CLEAR).all() for gap in gaps)
 
 
@@ -42,3 +46,15 @@ def _gaps_of_guide(rows, others, options):
     size = own.abs() if options.get("guide_strategy") == "relative" else 1
     limit = own - options.get("guide_margin", 0.0) * size
     return torch.cat([of_rows - limit, of_positives - limit])
+
+
+def _gaps_of_distances(x, options):
+    """Between two distances of a row, and between their difference and the margin.
+
+    Equal distances count as clear: they are equal in every dtype, as those of equal rows are.
+    """
+    found = distances(x.double(), options["distance"])
+    between = found[:, :, None] - found[:, None, :]
+    gaps = torch.cat([between, between - options.get("margin", 0.0)]).flatten()
+    gaps = gaps / found.abs().max().clamp(min=1)
+    return gaps[gaps.abs() > torch.finfo(torch.float64).eps ** 0.75]
