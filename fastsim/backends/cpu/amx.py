@@ -19,7 +19,8 @@ from fastsim.precision import float32_products
 
 # Read once, as torch.compile cannot trace an operator that takes no tensor.
 MOST_PARTS = 0 if UNAVAILABLE else torch.ops.fastsim_cpu.amx_most_parts()
-_PARTS = {"highest": 3, "high": 2, "medium": 1}
+ALL_PARTS = 3  # together they hold all bits of a float32
+_PARTS = {"highest": ALL_PARTS, "high": 2, "medium": 1}
 CACHED = 20 << 20  # the most bytes of packed rows that are kept from panel to panel
 DEPTH = 1024  # rows or columns packed at a time, again for every panel, if they exceed CACHED
 
@@ -58,9 +59,9 @@ def serves_sweep(count):
     """Whether products of so many parts are the fastest ones for a sweep over prefixes.
 
     A sweep in float32 computes its products in pieces that stay in a near cache with the scores of
-    all widths. That is faster than whole panels by products of three parts.
+    all widths. That is faster than whole panels by products of all parts.
     """
-    return 0 < count < 3
+    return 0 < count < ALL_PARTS
 
 
 def score_grad_parts(dtype):

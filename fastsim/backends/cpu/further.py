@@ -17,7 +17,7 @@ from fastsim.pairs import Pairs
 from fastsim.precision import compute_dtype
 from fastsim.tile_loss import TileLoss
 
-# References for each candidate, up to which one matrix with products of three parts is the fastest
+# References for each candidate, up to which one matrix with products of all parts is the fastest
 # way. It computes a gradient of the references too, which nobody wants.
 MOST_REFERENCES = 4
 
@@ -77,7 +77,7 @@ def _by_one_matrix(backend, sides, numbers, cosine, weights, needs_grad):
     columns = candidates + (0 if references is None else references.shape[0])
     if not parts_pay_in_one_call(rows, columns, x.shape[1], x.dtype):
         return None
-    if columns > (1 + MOST_REFERENCES) * candidates and amx.parts(x.dtype) == 3:
+    if columns > (1 + MOST_REFERENCES) * candidates and amx.parts(x.dtype) == amx.ALL_PARTS:
         return None
     pairs = Pairs(torch.arange(rows))
     if smoothing:
