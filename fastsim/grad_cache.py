@@ -64,7 +64,7 @@ class GradCache:
     engine, processes reduce their gradients once per step, after the last micro-batch. All of them
     encode equally many micro-batches: a process with fewer encodes its first one again and does not
     use the result. An error in the encoder of one process is raised on all processes; the gradients
-    are then invalid.
+    are then invalid. DistributedDataParallel with `static_graph=True` is refused.
     FSDP2 gathers its parameters before each micro-batch, unless `set_reshard_after_forward(False)`
     keeps them. ZeRO-2 and 3 reduce once if DeepSpeed has `coalesce_grad_reduction` and does not
     accumulate over steps, otherwise after each micro-batch.

@@ -28,13 +28,26 @@ def wrappers_of(encode, module=None):
 
     encode: a module, or a function, whose closure is searched for modules.
     module: the module itself, if the function hides it.
+
+    Raises:
+        ValueError: for DistributedDataParallel with static_graph.
     """
     wrappers = []
     for candidate in _modules(encode if module is None else module):
         for inner in _inner(candidate):  # the outer before the inner
             if _reduces(inner) and not _within(inner, wrappers):
+                _check_reducing_late(inner)
                 wrappers.append(inner)
     return wrappers
+
+
+def _check_reducing_late(wrapper):
+    """Raises a ValueError for a wrapper that cannot wait for the last micro-batch."""
+    if getattr(wrapper, "static_graph", False):
+        raise ValueError(
+            "encode: wanted DistributedDataParallel without static_graph, whose first backward pass"
+            " has to reduce gradients, got static_graph=True"
+        )
 
 
 def _modules(function):

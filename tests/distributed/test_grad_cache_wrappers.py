@@ -244,6 +244,17 @@ def test_buffers_are_sent_once_a_step(fails_at, alone, monkeypatch):
     assert len(sent) == 2
 
 
+def test_a_static_graph_is_refused_before_it_is_encoded(alone):
+    """torch fails at the first backward pass that does not reduce, with an internal error."""
+    module = Failing(encoder())
+    wrapped = DistributedDataParallel(module, static_graph=True)
+    for encode in (wrapped, lambda rows: wrapped(rows)):
+        cache = GradCache(encode, losses.InfoNCE(), micro_batch_size=4)
+        with pytest.raises(ValueError, match=r"^encode: wanted .* without static_graph"):
+            cache.backward(*torch.randn(2, 8, WIDTH, dtype=torch.float64))
+    assert module.calls == 0
+
+
 def test_the_processes_of_an_engine_are_those_of_its_data(alone):
     engine, some = Engine(encoder()), dist.new_group([0])
     assert _group_of(engine) is alone
