@@ -207,7 +207,8 @@ def _candidate_losses(call, scale, weights=None):
         batch=call.batch,
         formula=formula,
         backend=call.backend,
-        summed=weights is not None,
+        # To which label smoothing adds a term.
+        summed=weights is not None and not call.options["label_smoothing"],
     )
 
 

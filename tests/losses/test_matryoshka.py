@@ -11,21 +11,22 @@ def sides(count=2, rows=9, width=12):
     return [torch.randn(rows, width, dtype=torch.float64, requires_grad=True) for _ in range(count)]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "eager"])
-def test_the_sum_over_widths(backend, usable):
+@pytest.mark.parametrize("loss_options", [{}, {"label_smoothing": 0.1}], ids=["plain", "smoothed"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "eager"])
+def test_the_sum_over_widths(backend, loss_options, usable):
+    """Of every term of the loss, with the gradient of a learnt temperature."""
     usable(backend)
     x, y = sides()
     temperature = torch.nn.Parameter(torch.tensor(0.2, dtype=torch.float64))
+    options = loss_options | {"temperature": temperature}
     loss = losses.Matryoshka(
-        losses.InfoNCE(temperature=temperature, backend=backend), [12, 5, 3], [1.0, 0.5, 2.0]
+        losses.InfoNCE(**options, backend=backend), [12, 5, 3], [1.0, 0.5, 2.0]
     )
     ids = torch.arange(9) // 2
-    got = loss(x, y, exclude=(ids, ids))
+    excluded = {} if loss_options else {"exclude": (ids, ids)}  # smoothing takes no exclusion
+    got = loss(x, y, **excluded)
     wanted = sum(
-        weight
-        * fastsim.info_nce(
-            x[:, :w], y[:, :w], temperature=temperature, exclude=(ids, ids), backend="eager"
-        )
+        weight * fastsim.info_nce(x[:, :w], y[:, :w], **options, **excluded, backend="eager")
         for w, weight in ((12, 1.0), (5, 0.5), (3, 2.0))
     )
     torch.testing.assert_close(got, wanted)
