@@ -68,6 +68,16 @@ void norms(const Matrix& x, int64_t width, float* inverse, float* powers, float*
   }
 }
 
+void add_row_dots(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
+                  int64_t columns, double* sums) {
+  for (int64_t i = 0; i < rows; ++i, a += a_stride, b += b_stride) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < columns; ++j) sum += double(a[j]) * double(b[j]);
+    sums[i] += sum;
+  }
+}
+
 // The products of parts that make up a product of two operands: those whose indices add up to less
 // than the larger number of parts, or with `exact` all of them. The others are smaller than the
 // rounding error of these. Most products share the part of one operand with the one before, whose
@@ -174,7 +184,7 @@ void multiply(const Operand& left, int64_t rows, const Operand& right, int64_t w
 
 extern const AmxKernels amx;
 const AmxKernels amx = {FASTSIM_STRING(FASTSIM_ISA), kMostParts, norms, pack, pack_both,
-                        add_dropped, largest_of_squares, scores, multiply};
+                        add_dropped, add_row_dots, largest_of_squares, scores, multiply};
 
 }  // namespace FASTSIM_ISA
 }  // namespace fastsim

@@ -36,6 +36,9 @@ constexpr int64_t kTileGroup = 2 * kTileSide;
 // one.
 enum class TileLayout : int64_t { rows, rows_transposed, row_pairs, row_pairs_transposed };
 
+// So many bfloat16 parts hold all bits of a float32.
+constexpr int64_t kAllParts = 3;
+
 // An operand of a product. It is cut into strips of 16 rows (of a right operand: 16 columns). A
 // strip has `steps` tiles along its depth for each part. Tiles lie in memory as (strip, part,
 // step).
@@ -120,6 +123,9 @@ struct AmxKernels {
   // sums (rows,) += the dropped second parts of a left operand of two parts, each times the norm of
   // the row that it would multiply. norms: of all rows along the operand's depth.
   void (*add_dropped)(const Operand&, int64_t rows, const float* norms, float* sums);
+  // sums (rows,) += the sum of a * b of each row of two float32 blocks (rows, columns).
+  void (*add_row_dots)(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                       int64_t rows, int64_t columns, double* sums);
   // The largest absolute value in each square of a float32 block (rows, columns), a row of squares
   // after another.
   void (*largest_of_squares)(const Matrix& from, int64_t rows, int64_t columns, float* squares);

@@ -10,6 +10,7 @@
 #include "amx_blocks.h"
 #include "operators.h"
 #include "row_losses.h"
+#include "score_dots.h"
 
 namespace fastsim {
 
@@ -67,18 +68,18 @@ class OtherBands {
 // A loss that needs whole rows, in one pass.
 Result loss_of_whole_rows(const BandScores& scores, const RowLosses<float>& losses,
                           const BatchMetrics<float>& metrics, const OtherBands& targets,
-                          const OtherBands& guide, float* to_x, float* to_y) {
+                          const OtherBands& guide, ScoreDots& dots, float* to_x, float* to_y) {
   std::vector<Result> band_results(scores.bands());
+  const auto process = [&](const Block<float>& b, int64_t row) {
+    targets.with_scores(b, row, [&](const OtherScores<float>& target_scores) {
+      guide.with_scores(b, row, [&](const OtherScores<float>& guide_scores) {
+        band_results[row / scores.band_height()] +=
+            losses(b, row, metrics.row_metrics(row), target_scores, guide_scores);
+      });
+    });
+  };
   scores.each_whole_band(
-      [&](const Block<float>& b, int64_t row) {
-        targets.with_scores(b, row, [&](const OtherScores<float>& target_scores) {
-          guide.with_scores(b, row, [&](const OtherScores<float>& guide_scores) {
-            band_results[row / scores.band_height()] =
-                losses(b, row, metrics.row_metrics(row), target_scores, guide_scores);
-          });
-        });
-      },
-      to_x, to_y);
+      [&](const Block<float>& b, int64_t row) { dots.of_block(b, row, process); }, to_x, to_y);
   Result result;
   for (const Result& band_result : band_results) result += band_result;
   return result;
@@ -87,7 +88,8 @@ Result loss_of_whole_rows(const BandScores& scores, const RowLosses<float>& loss
 // A softmax in two passes: one for the states of rows and columns, one for the gradients if they
 // are wanted.
 Result softmax_of_blocks(const BandScores& scores, const Block<float>& all, const Loss& loss,
-                         bool cosine, const float* weights, float* to_x, float* to_y) {
+                         bool cosine, const float* weights, ScoreDots& dots, float* to_x,
+                         float* to_y) {
   const bool common = cosine && has_common_top(loss);
   SoftmaxSums<float> sums(all, loss, common ? scores.bands() : 0);
   scores.each_block(
@@ -104,7 +106,9 @@ Result softmax_of_blocks(const BandScores& scores, const Block<float>& all, cons
       [&](const Block<float>& b, int64_t row, int64_t column) {
         // The first pass has subtracted the margin from scores that are kept.
         const float margin = scores.is_kept(row) ? 0 : float(loss.margin);
-        sums.score_grad(b, row, column, margin, {0, b.rows});
+        dots.of_block(b, row, [&](const Block<float>& part, int64_t first) {
+          sums.score_grad(part, first, column, margin, {0, part.rows});
+        });
       },
       nothing_in_turn, to_x, to_y);
   return result;
@@ -112,26 +116,27 @@ Result softmax_of_blocks(const BandScores& scores, const Block<float>& all, cons
 
 // A loss that is a sum over pairs, in one pass.
 Result elementwise(const BandScores& scores, int64_t rows, const Loss& loss,
-                   const RowInputs<float>& inputs, float* to_x, float* to_y) {
+                   const RowInputs<float>& inputs, ScoreDots& dots, float* to_x, float* to_y) {
   const float *const weights = inputs.weights, *const positive_weights = inputs.positive_weights;
   std::vector<double> losses(rows), score_grads(rows);
   const auto& k = kernels().of<float>();
+  const auto process = [&](const Block<float>& b, int64_t row) {
+    const float* row_weights = loss.score_grad ? weights + row : nullptr;
+    if (loss.kind == Kind::squared_error) {
+      k.squared_error(b, {.weights = row_weights, .losses = losses.data() + row}, 0, b.rows);
+      return;
+    }
+    k.sigmoid(b,
+              {.scale = float(loss.scale),
+               .bias = float(loss.bias),
+               .weights = row_weights,
+               .losses = losses.data() + row,
+               .score_grad_sums = score_grads.data() + row,
+               .positive_weights = positive_weights ? positive_weights + row : nullptr},
+              0, b.rows);
+  };
   scores.each_block(
-      [&](const Block<float>& b, int64_t row, int64_t) {
-        const float* row_weights = loss.score_grad ? weights + row : nullptr;
-        if (loss.kind == Kind::squared_error) {
-          k.squared_error(b, {.weights = row_weights, .losses = losses.data() + row}, 0, b.rows);
-          return;
-        }
-        k.sigmoid(b,
-                  {.scale = float(loss.scale),
-                   .bias = float(loss.bias),
-                   .weights = row_weights,
-                   .losses = losses.data() + row,
-                   .score_grad_sums = score_grads.data() + row,
-                   .positive_weights = positive_weights ? positive_weights + row : nullptr},
-                  0, b.rows);
-      },
+      [&](const Block<float>& b, int64_t row, int64_t) { dots.of_block(b, row, process); },
       nothing_in_turn, to_x, to_y);
   Result result;
   for (int64_t i = 0; i < rows; ++i) {
@@ -257,13 +262,15 @@ struct Outputs {
 
   // Writes all results. The gradients hold the sums of `BandScores`.
   void write(const Result& result, const SplitSide& rows, const SplitSide& columns,
-             const ResidualSums& residuals, double scale, bool scale_grad) const {
+             const ResidualSums& residuals, const ScoreDots& dots, double scale,
+             bool scale_grad) const {
     double dot_sum = 0;
     if (grad_x) dot_sum = finish(rows, columns, residuals.rows(), grad_x);
     if (grad_y) {
       transpose_blocks(grad_y, columns.count, columns.width);
       dot_sum = finish(columns, rows, residuals.columns(), grad_y);
     }
+    if (dots) dot_sum = dots.total();
     *total = float(result.loss);
     if (!parameters) return;
     parameters[0] = scale_grad ? double(result.scale_score_grad) + dot_sum / scale : 0;
@@ -308,18 +315,21 @@ void amx_loss(Tensor x, Tensor y, LOSS_PARAMETERS, int64_t parts, int64_t score_
   const bool drops_second = parts == 1 && score_grad_parts == 2;  // for bfloat16 rows
   const float small = drops_second ? small_score_grad(all, losses, passes) : 0;
   const ResidualSums residuals(small > 0, rows.count, columns.count);
+  ScoreDots dots(options.scale_grad && score_grad_parts < kAllParts, rows.count);
+  // Kept scores lack the margin, but `dots` needs them as they were.
+  const bool keeps = passes.two && !(dots && loss.margin != 0);
   const BandScores scores(
       rows, columns, all,
       {check_parts(score_grad_parts), small, residuals.rows(), residuals.columns()},
-      loss.score_grad, passes.whole_rows, stripe, passes.two ? kept : 0);
+      loss.score_grad, passes.whole_rows, stripe, keeps ? kept : 0);
   float *const to_x = outputs.grad_x, *const to_y = outputs.grad_y;
   const Result result =
-      passes.whole_rows ? loss_of_whole_rows(scores, losses, metrics, targets, guide, to_x, to_y)
+      passes.whole_rows ? loss_of_whole_rows(scores, losses, metrics, targets, guide, dots, to_x, to_y)
       : loss.kind == Kind::softmax
-          ? softmax_of_blocks(scores, all, loss, options.cosine, losses.row_inputs.weights, to_x,
-                              to_y)
-          : elementwise(scores, rows.count, loss, losses.row_inputs, to_x, to_y);
-  outputs.write(result, rows, columns, residuals, loss.scale, options.scale_grad);
+          ? softmax_of_blocks(scores, all, loss, options.cosine, losses.row_inputs.weights, dots,
+                              to_x, to_y)
+          : elementwise(scores, rows.count, loss, losses.row_inputs, dots, to_x, to_y);
+  outputs.write(result, rows, columns, residuals, dots, loss.scale, options.scale_grad);
   metrics.write();
 }
 

@@ -19,7 +19,7 @@ inline const AmxKernels& amx_in_use() {
 }
 
 inline int64_t check_parts(int64_t parts) {
-  STD_TORCH_CHECK(parts >= 1 && parts <= 3, "fastsim: parts: wanted one to three, got ", parts);
+  STD_TORCH_CHECK(parts >= 1 && parts <= kAllParts, "fastsim: parts: wanted one to three, got ", parts);
   return parts;
 }
 

@@ -4,11 +4,13 @@ or an emulation.
 
 import contextlib
 import functools
+import itertools
 
 import pytest
 import torch
 
 import fastsim
+from fastsim import losses
 from fastsim.backends.cpu import amx, amx_loss, one_call
 from fastsim.engine.one_call import in_panels
 from tests.cases import BY_NAME, call, inputs
@@ -270,6 +272,55 @@ def test_learnt_numbers_as_in_panels(name, similarity):
     x = sides[0].clone().requires_grad_()
     loss(x, sides[1], *numbers).backward()
     assert torch.equal(x.grad, mine[1])
+
+
+SPECIFICATIONS = {
+    fastsim.info_nce: losses.info_nce_from_scores,
+    fastsim.siglip: losses.siglip_from_scores,
+}
+
+
+def size_of_terms(function, sides, scale):
+    """The sum over all pairs of |score x score gradient|, the terms of the derivative by scale."""
+    x, y = (t.double() for t in sides)
+    if function.keywords["similarity"] == "cosine":
+        x, y = (torch.nn.functional.normalize(t, dim=1, eps=0) for t in (x, y))
+    scores = (x @ y.T).requires_grad_()
+    options = {name: of for name, of in function.keywords.items() if name != "similarity"}
+    SPECIFICATIONS[function.func](scores, **options | scale).mean().backward()
+    return (scores * scores.grad).abs().sum().item()
+
+
+# Dot products of float32 rows are multiplied in panels.
+SERVED = [
+    (dtype, similarity)
+    for dtype, similarity in itertools.product(DTYPES, ("cosine", "dot"))
+    if (dtype, similarity) != (torch.float32, "dot")
+]
+
+
+@pytest.mark.parametrize(("dtype", "similarity"), SERVED, ids=str)
+@pytest.mark.parametrize("rows", [rows_of, nearly_parallel])
+@pytest.mark.parametrize("name", ["info_nce", "info_nce both margin", "siglip"])
+@pytest.mark.usefixtures("memory")
+def test_the_derivative_by_scale_has_the_digits_of_a_float32(name, rows, similarity, dtype):
+    """Those of the row gradients are fewer: what is left out of score gradients shows in their sum,
+    which may cancel.
+    """
+    function = functools.partial(LOSSES[name](300, 530), similarity=similarity)
+    learnt = "scale" if name == "siglip" else "temperature"
+    number = torch.tensor(5.0 if name == "siglip" else 0.2)
+    sides = rows((300, 530, 64), dtype)
+
+    def derivative(backend, *tensors):
+        *tensors, number = (t.clone().requires_grad_() for t in tensors)
+        function(*tensors, **{learnt: number}, backend=backend).backward()
+        return number.grad
+
+    wide = [t.double() for t in (*sides, number)]
+    mine, dense = (derivative(name, *sides, number) for name in ("cpu", "eager"))
+    size = size_of_terms(function, sides, {learnt: wide[-1]}) / number.item()
+    assert_close(learnt, mine, derivative("eager", *wide), dense, torch.float32, size)
 
 
 def test_rows_that_are_not_finite():
