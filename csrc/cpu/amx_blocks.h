@@ -21,6 +21,9 @@ namespace {
 // kManyRows rows, since with more rows less data passes through that cache.
 constexpr int64_t kBlockColumns = kBlockDepth;
 constexpr int64_t kFewRows = 256, kManyRows = 512;
+// A band of wider rows is half as high, if they have one part: otherwise they would not stay in that
+// cache. AVX512_BF16 gains less from high bands than a matrix unit, as its products take longer.
+constexpr int64_t kWide = 2048, kWideWithoutUnit = 512;
 // Threads take whole bands, so even few rows are cut into kBands bands if these have at least
 // kFewestRows rows, and more rows into twice as many bands of twice as many rows.
 constexpr int64_t kFewestRows = 64;
@@ -39,7 +42,8 @@ constexpr int64_t kWorthKeeping = 8;  // to keep less than one band in this many
 // time. Only sizes decide, since the bits of sums depend on the bands.
 inline int64_t band_rows(int64_t rows, int64_t width, int64_t parts, int64_t columns) {
   const bool many = parts > 1 && kManyRows * columns <= kMostWholeScores;
-  const int64_t limit = (many ? kManyRows : kFewRows) / (width > 512 ? 2 : 1);
+  const bool wide = parts == 1 && width > (amx_in_use().most_parts > 1 ? kWide : kWideWithoutUnit);
+  const int64_t limit = (many ? kManyRows : kFewRows) / (wide ? 2 : 1);
   const int64_t low = std::clamp(ceil_div(rows, kBands), kFewestRows, 2 * kFewestRows);
   const int64_t most = std::min(limit, std::max(low, ceil_div(rows, 2 * kBands)));
   if (rows <= most) return rows;
