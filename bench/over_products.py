@@ -68,13 +68,13 @@ def table(rows):
     best_times = {}
     for row in rows:
         if "repeats ms" in row and row["threads"] > 1:
-            place = row["loss"], row["kernels"]
+            place = row["loss"], row["kernels"], row["width"]
             best_times.setdefault(place, {})[row["by"], row["rows"]] = min(row["repeats ms"])
     sizes = sorted({rows for times in best_times.values() for _, rows in times})
-    head = ["loss", "kernels", "beside", *(f"N = {rows:,}" for rows in sizes)]
+    head = ["loss", "kernels", "beside", "D", *(f"N = {rows:,}" for rows in sizes)]
     lines = [
-        [*place, *BASELINES[place[0]], *(_cell(times, place[0], rows) for rows in sizes)]
-        for place, times in best_times.items()
+        [loss, kernels, *BASELINES[loss], f"{width:,}", *(_cell(times, loss, n) for n in sizes)]
+        for (loss, kernels, width), times in best_times.items()
     ]
     return markdown(head, lines, left=3)
 
@@ -90,7 +90,7 @@ def _cell(times, loss, rows):
 @click.command(help=__doc__)
 @click.option("--loss", "losses", multiple=True, type=click.Choice([*BASELINES]), default=BASELINES)
 @click.option("--rows", multiple=True, type=int, default=(2048, 8192), help="Rows of each side.")
-@click.option("--width", default=384)
+@click.option("--width", default=384, help="Numbers of a row.")
 @click.option("--seconds", default=8.0, help="Time for each loss and size.")
 @click.option("--threads", type=int, help="Number of threads. Default: that of torch.")
 def main(losses, rows, width, seconds, threads):
