@@ -21,8 +21,8 @@ namespace {
 // kManyRows rows, since with more rows less data passes through that cache.
 constexpr int64_t kBlockColumns = kBlockDepth;
 constexpr int64_t kFewRows = 256, kManyRows = 512;
-// A band of wider rows is half as high, if they have one part: otherwise they would not stay in that
-// cache. AVX512_BF16 gains less from high bands than a matrix unit, as its products take longer.
+// A band of wider rows of one part is half as high, so that they stay in that cache. A processor
+// with AVX512_BF16 and no matrix unit has a smaller one.
 constexpr int64_t kWide = 2048, kWideWithoutUnit = 512;
 // Threads take whole bands, so even few rows are cut into kBands bands if these have at least
 // kFewestRows rows, and more rows into twice as many bands of twice as many rows.

@@ -324,7 +324,8 @@ void amx_loss(Tensor x, Tensor y, LOSS_PARAMETERS, int64_t parts, int64_t score_
       loss.score_grad, passes.whole_rows, stripe, keeps ? kept : 0);
   float *const to_x = outputs.grad_x, *const to_y = outputs.grad_y;
   const Result result =
-      passes.whole_rows ? loss_of_whole_rows(scores, losses, metrics, targets, guide, dots, to_x, to_y)
+      passes.whole_rows
+          ? loss_of_whole_rows(scores, losses, metrics, targets, guide, dots, to_x, to_y)
       : loss.kind == Kind::softmax
           ? softmax_of_blocks(scores, all, loss, options.cosine, losses.row_inputs.weights, dots,
                               to_x, to_y)

@@ -19,7 +19,8 @@ inline const AmxKernels& amx_in_use() {
 }
 
 inline int64_t check_parts(int64_t parts) {
-  STD_TORCH_CHECK(parts >= 1 && parts <= kAllParts, "fastsim: parts: wanted one to three, got ", parts);
+  STD_TORCH_CHECK(parts >= 1 && parts <= kAllParts, "fastsim: parts: wanted 1 to ", kAllParts,
+                  ", got ", parts);
   return parts;
 }
 

@@ -1,6 +1,6 @@
 // The sum over all pairs of score times score gradient, from which the derivative by scale follows.
-// The gradients of the rows give the same sum. But if score gradients have fewer than kAllParts parts
-// (amx.h), that sum has fewer digits than a float32, and may cancel.
+// The gradients of the rows give the same sum. But if score gradients have fewer parts than
+// kAllParts (amx.h), that sum has fewer digits than a float32, and may cancel.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ class ScoreDots {
 
   explicit operator bool() const { return !of_rows_.empty(); }
 
-  // Calls process(part, row) for parts of a block: some of its rows, the first of which is row `row`
-  // of the matrix. `process` turns scores into score gradients, so each part's scores are copied
-  // first. If the sum is not wanted, the block is its only part. first: the block's first row.
+  // Calls process(part, row) for each part of a block: for some of its rows, the first of which is
+  // row `row` of the matrix. `process` turns scores into score gradients, so a part's scores are
+  // copied first. If the sum is not wanted, the only part is the block. first: its first row.
   template <class Process>
   void of_block(const Block<float>& b, int64_t first, const Process& process) {
     if (!*this) return process(b, first);
@@ -54,7 +54,7 @@ class ScoreDots {
     return part;
   }
 
-  std::vector<double> of_rows_;  // Each thread adds to the rows of its own bands.
+  std::vector<double> of_rows_;  // the sum of each row; a thread adds to those of its own bands
 };
 
 }  // namespace

@@ -172,13 +172,16 @@ def _in_panels(call, reduction):
     """The loss from the passes of the engine."""
     smoothing, batch = call.options["label_smoothing"], call.batch
     scale = inverse(call.options["temperature"], call.anchors)
-    if call.further.present:
-        return batch.reduce(_losses_with_further(call, scale), reduction)
+    alone = not (call.further.present or smoothing)
+    if alone:
+        return _candidate_losses(call, scale, batch.row_weights(reduction, call.anchors))
     # The backward pass runs in reverse. So the term that needs the most memory comes last here: no
-    # gradients of the other term are alive during its backward pass.
-    above = batch.reduce(_above_mean(call, scale), reduction) if smoothing else None
-    loss = _candidate_losses(call, scale, batch.row_weights(reduction, call.anchors))
-    return loss + smoothing * above if smoothing else loss
+    # gradients of the other terms are alive during its backward pass.
+    above = _above_mean(call, scale) if smoothing else None
+    losses = (_losses_with_further if call.further.present else _candidate_losses)(call, scale)
+    if smoothing:
+        losses = losses + smoothing * above
+    return batch.reduce(losses, reduction)
 
 
 def _candidate_losses(call, scale, weights=None):
@@ -207,8 +210,7 @@ def _candidate_losses(call, scale, weights=None):
         batch=call.batch,
         formula=formula,
         backend=call.backend,
-        # To which label smoothing adds a term.
-        summed=weights is not None and not call.options["label_smoothing"],
+        summed=weights is not None,
     )
 
 

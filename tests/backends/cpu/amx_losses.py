@@ -241,10 +241,14 @@ def results(loss, sides, *numbers):
 def test_same_bits_with_any_number_of_threads(dtype, symmetric):
     sides = rows_of((1100, 700, 33), dtype)
     sides[1][:, 5] = 3.0
-    loss = functools.partial(
-        fastsim.info_nce, positives=integers(700, 1100), symmetric=symmetric, backend="cpu"
-    )
-    assert_same_bits(lambda: results(loss, sides), (1, 2, 5, 5))
+    positives, temperature = integers(700, 1100), torch.tensor(0.05)
+
+    def loss(x, y, temperature):
+        return fastsim.info_nce(
+            x, y, positives, temperature=temperature, symmetric=symmetric, backend="cpu"
+        )
+
+    assert_same_bits(lambda: results(loss, sides, temperature), (1, 2, 5, 5))
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -318,7 +322,7 @@ def test_the_derivative_by_scale_has_the_digits_of_a_float32(name, rows, similar
         return number.grad
 
     wide = [t.double() for t in (*sides, number)]
-    mine, dense = (derivative(name, *sides, number) for name in ("cpu", "eager"))
+    mine, dense = (derivative(backend, *sides, number) for backend in ("cpu", "eager"))
     size = size_of_terms(function, sides, {learnt: wide[-1]}) / number.item()
     assert_close(learnt, mine, derivative("eager", *wide), dense, torch.float32, size)
 
@@ -334,12 +338,17 @@ def test_rows_that_are_not_finite():
     assert grad_y.isnan().all()
 
 
+@pytest.mark.parametrize("learnt", [False, True])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("name", ["info_nce exclude", "siglip"])
 @pytest.mark.usefixtures("memory")
-def test_metrics_as_in_panels(name, similarity):
-    sides = rows_of((300, 330, 33), torch.bfloat16)
-    loss = functools.partial(LOSSES[name](300, 330), similarity=similarity, backend="cpu")
+def test_metrics_as_in_panels(name, similarity, learnt):
+    sides = [t.requires_grad_(learnt) for t in rows_of((300, 330, 33), torch.bfloat16)]
+    number = torch.tensor(7.0, requires_grad=learnt)
+    steepness = {"scale": number} if name == "siglip" else {"temperature": 1 / number}
+    loss = functools.partial(
+        LOSSES[name](300, 330), similarity=similarity, backend="cpu", **steepness
+    )
     with fastsim.metrics() as mine:
         loss(*sides)
     with fastsim.metrics() as panels, in_panels():
