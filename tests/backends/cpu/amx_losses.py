@@ -296,14 +296,14 @@ def size_of_terms(function, sides, scale):
 
 
 # Dot products of float32 rows are multiplied in panels.
-SERVED = [
+ROWS_IN_ONE_CALL = [
     (dtype, similarity)
     for dtype, similarity in itertools.product(DTYPES, ("cosine", "dot"))
     if (dtype, similarity) != (torch.float32, "dot")
 ]
 
 
-@pytest.mark.parametrize(("dtype", "similarity"), SERVED, ids=str)
+@pytest.mark.parametrize(("dtype", "similarity"), ROWS_IN_ONE_CALL, ids=str)
 @pytest.mark.parametrize("rows", [rows_of, nearly_parallel])
 @pytest.mark.parametrize("name", ["info_nce", "info_nce both margin", "siglip"])
 @pytest.mark.usefixtures("memory")
