@@ -11,12 +11,15 @@
 namespace fastsim::FASTSIM_ISA {
 namespace {
 
-// The depth of a block of the right operand. The block stays in L1 if a row of a tile is one cache
-// line, otherwise in L2.
-constexpr int64_t kDepth = kRowFitsLine ? 256 : 512;
-// The number of columns of a panel that the transposed product packs at a time, over kDepth rows:
-// 192 KB in float32.
-constexpr int64_t kColumnBlock = 48 * 1024 / kDepth;
+// The depth of a block of the right operand. If a row of a tile is one cache line, the block stays
+// in L1. Otherwise it stays in L2, together with the block of the left operand and the result.
+constexpr int64_t kDepth = 256;
+// The same for the transposed product. Without a limit by L1 it is as deep as a band of rows is
+// high, so that its result, which has as many rows as the panel has columns, is read once.
+constexpr int64_t kTransposedDepth = kRowFitsLine ? 256 : 512;
+// The number of columns of a panel that the transposed product packs at a time, over
+// kTransposedDepth rows: 192 KB in float32.
+constexpr int64_t kColumnBlock = 48 * 1024 / kTransposedDepth;
 
 // A left operand, whose rows are divided into groups of kTileRows. Element (r, k) of group g is at
 // data[g * group + r * row + k * step]. On arm64 n = kStepsPerLoad steps are loaded at once and
@@ -39,11 +42,15 @@ constexpr int64_t vectors_of(int64_t columns) {
   return (columns + kLanes<T> - 1) / kLanes<T>;
 }
 
-// Prefetches rows [begin, end) into L2, where each is one cache line. Always inline, for the reason
-// that `prefetch_ahead` (isa.h) is.
+// Prefetches rows [begin, end) into L2. Always inline, for the reason that `prefetch_ahead` (isa.h)
+// is.
 template <class T>
 FASTSIM_INLINE void prefetch_rows(const L2Rows<T>& l2_rows, int64_t begin, int64_t end) {
-  for (int64_t k = begin; k < end; ++k) __builtin_prefetch(l2_rows.data + k * l2_rows.step, 0, 2);
+  for (int64_t k = begin; k < end; ++k) {
+    for (int64_t line = 0; line < kLinesPerRow<T, kVectors>; ++line) {
+      __builtin_prefetch(l2_rows.data + k * l2_rows.step + line * kNumbersPerLine<T>, 0, 2);
+    }
+  }
 }
 
 // Whether a block of the right operand is packed before it is multiplied with `rows` rows. For
@@ -112,32 +119,24 @@ void column_of_tiles(const LeftOperand<T>& a, int64_t rows, const T* b, int64_t 
     b = block;
     b_step = padded;
   }
-  // The number of l2_rows that each tile prefetches: while it is summed or, if a row of a tile is
-  // one cache line, just before.
-  constexpr int64_t kMostRows = 32;  // more prefetches at once would stall the processor
-  const int64_t rows_per_tile = kRowFitsLine
-                                    ? min_of(kMostRows, (depth * kTileRows + rows - 1) / rows)
-                                    : (depth + kNumbersPerLine<T> - 1) / kNumbersPerLine<T>;
+  // The number of l2_rows that are prefetched before each tile. More cache lines at once would
+  // stall the processor.
+  constexpr int64_t kMostLines = 32;
+  const int64_t rows_per_tile = min_of(kMostLines / kLinesPerRow<T, kVectors>,
+                                       (depth * kTileRows + rows - 1) / rows);
   const T* left = a.data;
-  int64_t prefetched = 0;
-  for (int64_t top = 0; top < rows; top += kTileRows) {
+  int64_t prefetched = l2_rows.data ? 0 : depth;
+  for (int64_t top = 0; top < rows; top += kTileRows, left += a.group) {
     const int64_t count = min_of(kTileRows, rows - top);
-    const T* next_left = top + kTileRows < rows ? left + a.group : a.data;
-    const bool prefetches = l2_rows.data && prefetched < depth;
-    const TilePrefetch<T> next{next_left,
-                               prefetches ? l2_rows.data + prefetched * l2_rows.step : next_left,
-                               prefetches ? l2_rows.step : 0};
-    if (kRowFitsLine && prefetches) {
-      prefetch_rows(l2_rows, prefetched, min_of(prefetched + rows_per_tile, depth));
-    }
-    prefetched += rows_per_tile;
+    const int64_t end = min_of(prefetched + rows_per_tile, depth);
+    prefetch_rows(l2_rows, prefetched, end);
+    prefetched = end;
     T* out = c + top * c_row;
     if (full) {
-      tile_of<T>(count, vectors, add)(left, a.row, a.step, b, b_step, depth, out, c_row, next);
+      tile_of<T>(count, vectors, add)(left, a.row, a.step, b, b_step, depth, out, c_row);
     } else {
       T scratch[kTileRows * kTileColumns<T>];
-      tile_of<T>(count, vectors, false)(left, a.row, a.step, b, b_step, depth, scratch, padded,
-                                        next);
+      tile_of<T>(count, vectors, false)(left, a.row, a.step, b, b_step, depth, scratch, padded);
       for (int64_t r = 0; r < count; ++r) {
         for (int64_t j = 0; j < columns; ++j) {
           T& to = out[r * c_row + j];
@@ -145,13 +144,12 @@ void column_of_tiles(const LeftOperand<T>& a, int64_t rows, const T* b, int64_t 
         }
       }
     }
-    left = next_left;
   }
 }
 
 template <class T>
 struct RightBlock {
-  T values[kDepth * kTileColumns<T>];
+  T values[kTransposedDepth * kTileColumns<T>];
 };
 
 // Packs `count` <= kTileColumns unit rows into a micro-panel (width, kTileColumns). Row j of y
@@ -312,24 +310,26 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
                       T* out, bool add, Range columns) {
   constexpr int64_t wide = kTileColumns<T>;
   static thread_local RightBlock<T> block;
-  static thread_local T packed[kDepth * kColumnBlock];
+  static thread_local T packed[kTransposedDepth * kColumnBlock];
   for (int64_t first = columns.begin; first < columns.end; first += kColumnBlock) {
     const int64_t count = min_of(kColumnBlock, columns.end - first);
-    for (int64_t k = 0; k < depth; k += kDepth) {
-      const int64_t block_depth = min_of(kDepth, depth - k);
+    for (int64_t k = 0; k < depth; k += kTransposedDepth) {
+      const int64_t block_depth = min_of(kTransposedDepth, depth - k);
       pack_columns(panel + k * stride + first, stride, count, block_depth, packed);
       const LeftOperand<T> left{packed, kStepsPerLoad<T>, kTileRows,
                                 kTileRows * padded_steps<T>(block_depth)};
       for (int64_t at = 0; at < width; at += wide) {
         // The last columns of tiles prefetch the part of the panel that is packed next, each as
         // many columns as a tile has. That part is the next rows of these columns or, after the
-        // last rows, the first rows of the next columns.
+        // last rows, the first rows of the next columns. Wider tiles do not: with AVX-512 it costs
+        // more time than it saves.
         constexpr int64_t kBlockWidth = (kColumnBlock + wide - 1) / wide * wide;
         const int64_t offset = kBlockWidth - (width + wide - 1) / wide * wide + at;
-        const bool below = k + kDepth < depth;
+        const bool below = k + kTransposedDepth < depth;
         const int64_t ahead = (below ? first : first + kColumnBlock) + offset;
-        const bool more = offset >= 0 && ahead < (below ? first + count : columns.end);
-        const T* next = panel + (below ? k + kDepth : 0) * stride + ahead;
+        const bool more =
+            kRowFitsLine && offset >= 0 && ahead < (below ? first + count : columns.end);
+        const T* next = panel + (below ? k + kTransposedDepth : 0) * stride + ahead;
         column_of_tiles(left, count, x + k * width + at, width, min_of(wide, width - at),
                         block_depth, out + first * width + at, width, add || k > 0, block.values,
                         L2Rows<T>{more ? next : nullptr, stride});

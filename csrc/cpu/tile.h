@@ -76,64 +76,6 @@ template <class T, int vectors>
 constexpr int64_t kLinesPerRow =
     (vectors * kLanes<T> + kNumbersPerLine<T> - 1) / kNumbersPerLine<T>;
 
-// What a tile prefetches while it is summed. `left`: the rows of the left operand of the next tile,
-// into L1. `l2`: data that is read after this column of tiles, into L2. It consists of rows as wide
-// as a tile, `l2_step` apart; one such row is prefetched per kNumbersPerLine<T> depth steps.
-template <class T>
-struct TilePrefetch {
-  const T* left;
-  const T* l2;
-  int64_t l2_step;
-};
-
-// Issues the prefetches of a tile a few at a time: more at once than the processor can have
-// outstanding would stall the sums. A narrow tile has too few products per cache line for this to
-// pay, and leaves prefetching to the processor.
-template <class T, int rows, int vectors>
-class Prefetcher {
- public:
-  static constexpr int64_t kSteps = 4;  // depth steps between two calls of step()
-  static constexpr bool kWorthwhile =
-      kLinesPerRow<T, vectors> == 4 && sizeof(T) == sizeof(float);
-
-  Prefetcher(const T* c, int64_t c_row, int64_t a_row, int64_t a_step, const TilePrefetch<T>& next)
-      : left_group_(next.left),
-        left_(next.left),
-        l2_(next.l2),
-        written_(c),
-        last_(c + (rows - 1) * c_row),
-        c_row_(c_row),
-        left_row_(a_step == 1 ? a_row : kNumbersPerLine<T>),  // otherwise `a` is packed
-        left_group_step_(kNumbersPerLine<T> * a_step),
-        l2_step_(next.l2_step) {}
-
-  FASTSIM_INLINE void step() {
-#pragma GCC unroll 6
-    for (int r = 0; r < kLeftRows; ++r) __builtin_prefetch(left_ + r * left_row_);
-#pragma GCC unroll 4
-    for (int line = 0; line < kLinesPerCall; ++line) {
-      __builtin_prefetch(l2_ + column_ + line * kNumbersPerLine<T>, 0, 2);
-      __builtin_prefetch(written_ + column_ + line * kNumbersPerLine<T>, 1);
-    }
-    left_ += kLeftRows * left_row_;
-    column_ += kLinesPerCall * kNumbersPerLine<T>;
-    if (column_ < kTileColumns<T>) return;
-    column_ = 0;
-    left_ = left_group_ += left_group_step_;
-    l2_ += l2_step_;
-    if (written_ != last_) written_ += c_row_;
-  }
-
- private:
-  // Calls of step() while the sums go over one cache line of a row of the left operand.
-  static constexpr int64_t kCallsPerLine = kNumbersPerLine<T> / kSteps;
-  static constexpr int64_t kLinesPerCall = kLinesPerRow<T, vectors> / kCallsPerLine;
-  static constexpr int kLeftRows = (rows + kCallsPerLine - 1) / kCallsPerLine;
-
-  const T *left_group_, *left_, *l2_, *written_, *last_;
-  int64_t c_row_, left_row_, left_group_step_, l2_step_, column_ = 0;
-};
-
 template <class T, int rows, int vectors>
 using Sums = Vector<T>[rows][vectors];
 
@@ -181,16 +123,14 @@ FASTSIM_INLINE void add_steps(const T* a, int64_t a_row, const T* b, int64_t b_s
 // vector of the scalar by V{} + a would be an addition, and would change -0.)
 template <class T, int rows, int vectors, bool add>
 [[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
-                            int64_t depth, T* c, int64_t c_row, TilePrefetch<T> next) {
+                            int64_t depth, T* c, int64_t c_row) {
   using V = Vector<T>;
-  using Prefetches = Prefetcher<T, rows, vectors>;
-  Prefetches prefetcher(c, c_row, a_row, a_step, next);
   Sums<T, rows, vectors> sum;
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) sum[r][v] = V{};
-    if constexpr (!Prefetches::kWorthwhile) __builtin_prefetch(c + r * c_row, 1);
+    __builtin_prefetch(c + r * c_row, 1);
   }
   const T* ahead = b + kPrefetchSteps * b_step;
 #pragma GCC unroll 1
@@ -215,9 +155,6 @@ template <class T, int rows, int vectors, bool add>
 #endif
 #pragma GCC unroll 1
     for (int64_t k = steps; k > 0; --k) {
-      if constexpr (Prefetches::kWorthwhile) {
-        if (k % Prefetches::kSteps == 0) prefetcher.step();
-      }
       V right[vectors];
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) right[v] = vector_at(b + v * kLanes<T>);
@@ -254,7 +191,7 @@ template <class T, int rows, int vectors, bool add>
 
 template <class T>
 using Tile = void (*)(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
-                      int64_t depth, T* c, int64_t c_row, TilePrefetch<T> next);
+                      int64_t depth, T* c, int64_t c_row);
 
 // The tiles of one width. Entry i has i + 1 rows.
 template <class T, int vectors, bool add>
