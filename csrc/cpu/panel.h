@@ -24,7 +24,7 @@ class Panel {
 
   // The most bytes of packed columns that are still in a near cache when the next band needs them
   // (CACHED in fastsim/backends/cpu/workspace.py).
-  static constexpr int64_t kCached = 4 << 20;
+  static constexpr int64_t kCached = 8 << 20;
 
   // Whether packing y (columns, width) once for all bands is faster than packing it again for each.
   static bool pack_once_pays(int64_t columns, int64_t width) {

@@ -128,9 +128,9 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
 }
 
 // The least number of register tiles in a thread's piece of the rows of a product. The whole right
-// operand passes through L2 once per piece. A column of twice as many tiles prefetches everything
-// that is multiplied next.
-constexpr int64_t kTilesOfRows = 8;
+// operand passes through L2 once per piece, and may be packed once per piece. A longer column of
+// tiles also prefetches more of what is multiplied next.
+constexpr int64_t kTilesOfRows = 16;
 
 // out (+)= panel right. With `inverse` each row of `right` is first multiplied by its inverse norm.
 // Without it the rows of `right` are contiguous, otherwise its rows or its columns.

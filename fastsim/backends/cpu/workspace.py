@@ -30,7 +30,7 @@ def panel_in(memory, block, first=0):
 PACK_AGAIN = 240
 # The most bytes of packed columns that are still in a near cache when the next block needs them
 # (kCached in csrc/cpu/panel.h). With more, packing them once would not save time but take memory.
-CACHED = 4 << 20
+CACHED = 8 << 20
 
 
 class Columns:
