@@ -34,7 +34,7 @@ constexpr int64_t kGroupSlices = 8;
 static_assert(kGroupSlices * kSliceRows % kTileGroup == 0);
 // The least number of slices in a thread's piece. All columns pass through its cache once per
 // piece.
-constexpr int64_t kLeastSlices = 4;
+constexpr int64_t kLeastSlices = 8;
 // The micro-panels of columns in a part of the scores, which is read while it is in cache.
 constexpr int64_t kPartPanels = 8;
 
