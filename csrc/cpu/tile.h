@@ -120,10 +120,11 @@ FASTSIM_INLINE void add_steps(const T* a, int64_t a_row, const T* b, int64_t b_s
 // vectors, in sums of kChain steps. `LeftOperand` (products.h) says where a[r][k] is. All loops
 // over rows and vectors are unrolled: otherwise the sums would live in memory. A vector times a
 // scalar compiles to a broadcast from memory, which on x86 takes none of the FMA ports. (To make a
-// vector of the scalar by V{} + a would be an addition, and would change -0.) Of b, rows are
-// prefetched kPrefetchSteps ahead where L1 does not hold the block. More prefetches, of the next
-// tile's rows of a or of all of c, and the counters for them took 8 % of the time of an AVX-512
-// tile on Intel.
+// vector of the scalar by V{} + a would be an addition, and would change -0.)
+//
+// Rows of b are prefetched kPrefetchSteps ahead, unless L1 holds the whole block. Of c only the
+// first cache line of each row is prefetched, of `a` nothing: to prefetch all of c and the rows of
+// `a` for the next tile, and to count them, took 8 % of the time of an AVX-512 tile on Intel.
 template <class T, int rows, int vectors, bool add>
 [[gnu::noinline]] void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step,
                             int64_t depth, T* c, int64_t c_row) {
