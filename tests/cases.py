@@ -403,7 +403,7 @@ def inputs(case, shape, dtype, seed):
     while True:
         tensors, others, options = case.make(*shape, generator)
         tensors = [t if t is None else t.to(dtype) for t in tensors]
-        if are_clear(tensors, others, options):
+        if are_clear(case.loss, tensors, others, options):
             return tensors, others, options
 
 

@@ -7,6 +7,7 @@ which either may be the nearest.
 
 import torch
 
+import fastsim
 from tests.oracles import cosines, distances, scores
 
 # Twice the largest difference of scores that count as equal (fastsim/ties.py), relative to the
@@ -15,8 +16,8 @@ CLEAR = 16 * torch.finfo(torch.float32).eps
 FEW = 28  # rows; of more, some triplet is always in doubt
 
 
-def are_clear(tensors, others, options):
-    """tensors, others, options: as a case of `tests.cases` makes them."""
+def are_clear(loss, tensors, others, options):
+    """loss, tensors, others, options: those of a case of `tests.cases`, as it makes them."""
     gaps = []
     if options.get("exclude_above") is not None:
         gaps.append(_gaps_of_scores(*tensors[:2], others, options))
@@ -24,6 +25,8 @@ def are_clear(tensors, others, options):
         gaps.append(_gaps_of_guide(len(tensors[0]), others, options))
     if "distance" in options and len(tensors[0]) <= FEW:
         gaps.append(_gaps_of_distances(tensors[0], options))
+    if loss is fastsim.full_triplet and len(tensors[1]) > 1:
+        gaps.append(_gaps_of_full_triplets(*tensors, options))
     return all((gap.abs() > CLEAR).all() for gap in gaps)
 
 
@@ -56,5 +59,26 @@ def _gaps_of_distances(x, options):
     found = distances(x.double(), options["distance"])
     between = found[:, :, None] - found[:, None, :]
     gaps = torch.cat([between, between - options.get("margin", 0.0)]).flatten()
-    gaps = gaps / found.abs().max().clamp(min=1)
-    return gaps[gaps.abs() > torch.finfo(torch.float64).eps ** 0.75]
+    return _unequal(gaps / found.abs().max().clamp(min=1))
+
+
+def _gaps_of_full_triplets(x, y, options):
+    """Between the negatives and the positive, between the two closest, and of the mean and the
+    closest from the margin."""
+    found, margin = cosines(x.double(), y.double()), options.get("margin", 0.25)
+    negative = ~torch.eye(*found.shape, dtype=torch.bool)
+    if options.get("exclude") is not None:
+        of_rows, of_columns = options["exclude"]
+        negative &= of_rows[:, None] != of_columns
+    gaps = found - found.diagonal()[:, None]
+    semi_hard = options.get("mining", "semi-hard") == "semi-hard"
+    near = gaps.where(negative & (gaps <= 0) if semi_hard else negative, -torch.inf)
+    first, second = near.topk(2, dim=1).values.unbind(1)
+    mean = gaps.where(negative, 0).sum(1) / negative.sum(1)
+    close = gaps[negative] if semi_hard else gaps.new_empty(0)
+    return _unequal(torch.cat([close, first - second, first + margin, mean + margin]))
+
+
+def _unequal(gaps):
+    """Without those of equal numbers, which are equal in every dtype, and of no numbers."""
+    return gaps[gaps.isfinite() & (gaps.abs() > torch.finfo(torch.float64).eps ** 0.75)]
