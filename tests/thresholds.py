@@ -52,10 +52,7 @@ def _gaps_of_guide(rows, others, options):
 
 
 def _gaps_of_distances(x, options):
-    """Between two distances of a row, and between their difference and the margin.
-
-    Equal distances count as clear: they are equal in every dtype, as those of equal rows are.
-    """
+    """Between two distances of a row, and between their difference and the margin."""
     found = distances(x.double(), options["distance"])
     between = found[:, :, None] - found[:, None, :]
     gaps = torch.cat([between, between - options.get("margin", 0.0)]).flatten()
@@ -63,8 +60,9 @@ def _gaps_of_distances(x, options):
 
 
 def _gaps_of_full_triplets(x, y, options):
-    """Between the negatives and the positive, between the two closest, and of the mean and the
-    closest from the margin."""
+    """Of each row: between its negatives and its positive, if that is a limit for them; between its
+    two closest negatives; between the margin and how far the closest and their mean lie below.
+    """
     found, margin = cosines(x.double(), y.double()), options.get("margin", 0.25)
     negative = ~torch.eye(*found.shape, dtype=torch.bool)
     if options.get("exclude") is not None:
@@ -80,5 +78,5 @@ def _gaps_of_full_triplets(x, y, options):
 
 
 def _unequal(gaps):
-    """Without those of equal numbers, which are equal in every dtype, and of no numbers."""
+    """The gaps that are finite and not zero: equal numbers are equal in every dtype."""
     return gaps[gaps.isfinite() & (gaps.abs() > torch.finfo(torch.float64).eps ** 0.75)]

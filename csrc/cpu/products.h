@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kDepth = 256;
 // The same for the transposed product. Without a limit by L1 it is as deep as a band of rows is
 // high, so that its result, which has as many rows as the panel has columns, is read once.
-constexpr int64_t kTransposedDepth = kRowFitsLine ? 256 : 512;
+constexpr int64_t kTransposedDepth = kRowFitsLine ? kDepth : 512;
 // The number of columns of a panel that the transposed product packs at a time, over
 // kTransposedDepth rows: 192 KB in float32.
 constexpr int64_t kColumnBlock = 48 * 1024 / kTransposedDepth;
@@ -321,8 +321,8 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
       for (int64_t at = 0; at < width; at += wide) {
         // The last columns of tiles prefetch the part of the panel that is packed next, each as
         // many columns as a tile has. That part is the next rows of these columns or, after the
-        // last rows, the first rows of the next columns. Wider tiles do not: with AVX-512 it costs
-        // more time than it saves.
+        // last rows, the first rows of the next columns. Not with tiles whose rows exceed a cache
+        // line: with AVX-512 that costs more time than it saves.
         constexpr int64_t kBlockWidth = (kColumnBlock + wide - 1) / wide * wide;
         const int64_t offset = kBlockWidth - (width + wide - 1) / wide * wide + at;
         const bool below = k + kTransposedDepth < depth;
