@@ -119,6 +119,25 @@ FASTSIM_INLINE T log_one_plus(T e) {
   return T(2) * u * series;
 }
 
+// a / (1 + e) for 0 <= e <= 1. A float is not divided on a CPU, where the division of a vector
+// takes as long as 20 multiplications. 1 / (1 + e) is at first the polynomial of degree 2 with the
+// least maximum relative error, 1 / 99. The next step, r (1 + h + h^2) with the error h, makes the
+// error 1e-6. The last step adds what is left of a: the quotient is rounded as a division would
+// round it, or to the neighbour.
+template <class T>
+FASTSIM_INLINE T divided_by_one_plus(T e, T a) {
+#if !defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const T start = polynomial(e, T(98.0 / 99), T(-80.0 / 99), T(32.0 / 99));
+    const T error = fused(-start, e, T(1) - start);
+    const T inverse = fused(fused(error, error, error), start, start);
+    const T quotient = a * inverse;
+    return fused(fused(-quotient, e, a - quotient), inverse, quotient);
+  }
+#endif
+  return a / (T(1) + e);
+}
+
 // ---- normalised losses: InfoNCE, SupCon, matrix cross entropy ----
 // L_i = T_i lse_j z_ij - sum_j t_ij z_ij with z = scale s and T_i = sum_j t_ij.
 
@@ -154,7 +173,7 @@ struct Sigmoid {
     // sigma(z) - label, computed as complement sigma(z) - label sigma(-z), which does not cancel.
     // The larger of sigma(z) and sigma(-z) is 1 / (1 + e), the smaller is e / (1 + e).
     const T up = z < T(0) ? complement * e : complement, down = z < T(0) ? label : label * e;
-    score_grad = (up - down) / (T(1) + e);
+    score_grad = divided_by_one_plus(e, up - down);
     return fused(-label, z, positive_part);
   }
 };
