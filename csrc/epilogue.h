@@ -212,7 +212,7 @@ struct MultiPositive {
     const T e = exponential(-magnitude(x));
     // max(x, 0) + log(1 + e), which is 0 for x = -Inf too: a positive with score Inf.
     loss = (x < T(0) ? T(0) : x) + log_one_plus(e);
-    score_grad = (x < T(0) ? e : T(1)) / (T(1) + e);
+    score_grad = divided_by_one_plus(e, x < T(0) ? e : T(1));
   }
 };
 
