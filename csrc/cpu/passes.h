@@ -103,24 +103,24 @@ void fill_scores(const T* x, int64_t width, const Matrix& y, const T* inverse, c
                  bool add) {
   const auto& k = kernels().of<T>();
   const int64_t wide = k.panel_columns, count = ceil_div(b.columns, wide), size = wide * width;
-  const auto pack = [&](int64_t panel, T* unit, T* packed) {
-    k.pack_panel(y, panel * wide, std::min(wide, b.columns - panel * wide), width, inverse, unit,
+  const auto pack = [&](int64_t panel, T* loaded, T* packed) {
+    k.pack_panel(y, panel * wide, std::min(wide, b.columns - panel * wide), width, inverse, loaded,
                  packed);
   };
   if (count < kManyPanels) {
     const Scratch<T> packed(count * size);
     over(count, size, [&](int64_t begin, int64_t end) {
-      const Scratch<T> unit(inverse ? size : 0);
-      for (int64_t panel = begin; panel < end; ++panel) pack(panel, unit, packed + panel * size);
+      const Scratch<T> loaded(inverse ? size : 0);
+      for (int64_t panel = begin; panel < end; ++panel) pack(panel, loaded, packed + panel * size);
     });
     fill_scores<T>(x, width, packed, b, add);
     return;
   }
   share_out(count, 1, [&](int64_t begin, int64_t end) {
-    const Scratch<T> packed(size), unit(inverse ? size : 0);
+    const Scratch<T> packed(size), loaded(inverse ? size : 0);
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t at = panel * wide, columns = std::min(wide, b.columns - at);
-      pack(panel, unit, packed);
+      pack(panel, loaded, packed);
       k.score_panels(x, width, packed, columns, b.scores + at, b.stride, add, {0, b.rows}, {0, 1},
                      next_panel<T>(y, at + wide, b.columns, width));
     }

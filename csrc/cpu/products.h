@@ -159,11 +159,7 @@ void pack_unit_columns(const T* y, int64_t step, const T* inverse, int64_t count
                        T* packed) {
   const int64_t padded = vectors_of<T>(count) * kLanes<T>;
   const auto times_inverse = [&](auto numbers, int64_t j) {
-    if constexpr (sizeof(numbers) == sizeof(T)) {
-      return numbers * inverse[j];
-    } else {
-      return numbers * vector_at(inverse + j);
-    }
+    return numbers * values_at<decltype(numbers)>(inverse + j);
   };
   for (int64_t k = 0; k < width; ++k, y += step, packed += kTileColumns<T>) {
     pack_row(y, count, padded, packed, times_inverse);
@@ -172,29 +168,29 @@ void pack_unit_columns(const T* y, int64_t step, const T* inverse, int64_t count
 
 // Packs one micro-panel of the right operand of `score_panels`: rows [row, row + count) of y,
 // transposed to (width, kTileColumns), where count <= kTileColumns. Zeros pad the last vector. With
-// `inverse` each row is first multiplied by its inverse norm, in `unit`, memory of (kTileColumns,
-// width).
+// `inverse` each row is multiplied by its inverse norm; without it the rows are contiguous and have
+// the type T. Others are first loaded into `loaded`, memory of (kTileColumns, width).
 template <class T>
 void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, const T* inverse,
-                T* unit, T* packed) {
+                T* loaded, T* packed) {
   constexpr int64_t wide = kTileColumns<T>;
-  if (inverse && lies_by_columns<T>(y)) {
-    return pack_unit_columns(static_cast<const T*>(y.data) + row, y.column_stride, inverse + row,
-                             count, width, packed);
-  }
   const T* from = static_cast<const T*>(y.data) + row * y.row_stride;
   int64_t stride = y.row_stride;
-  if (inverse) {
-    for (int64_t j = 0; j < count; ++j) {
-      T* out = unit + j * width;
-      load(y, row + j, 0, width, out);
-#pragma omp simd
-      for (int64_t k = 0; k < width; ++k) out[k] *= inverse[row + j];
-    }
-    from = unit;
+  if (inverse && lies_by_columns<T>(y)) {
+    return pack_unit_columns(from, y.column_stride, inverse + row, count, width, packed);
+  }
+  if (y.dtype != kDtypeOf<T> || y.column_stride != 1) {
+    for (int64_t j = 0; j < count; ++j) load(y, row + j, 0, width, loaded + j * width);
+    from = loaded;
     stride = width;
   }
-  transpose(from, stride, packed, wide, count, false, int64_t(0), width);
+  if (inverse) {
+    each_transposed(from, stride, count, 0, width, [&](auto numbers, int64_t k, int64_t j) {
+      put_values(numbers * values_at<decltype(numbers)>(inverse + row + j), packed + k * wide + j);
+    });
+  } else {
+    transpose(from, stride, packed, wide, count, false, int64_t(0), width);
+  }
   const int64_t end = vectors_of<T>(count) * kLanes<T>;
   if (count == end) return;
   for (int64_t k = 0; k < width; ++k) {

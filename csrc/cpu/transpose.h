@@ -41,37 +41,56 @@ inline void transpose_vectors(Vector<T>* rows) {
   }
 }
 
-// to = from^T, or with `add` to += from^T, in the rows [begin, end) of `to`, which has `columns`
-// columns.
-template <class T>
-void transpose(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t columns,
-               bool add, int64_t begin, int64_t end) {
+// A number or a vector of numbers of T, at an address that is aligned for a single number.
+template <class Values, class T>
+FASTSIM_INLINE Values values_at(const T* from) {
+  Values values;
+  __builtin_memcpy(&values, from, sizeof values);
+  return values;
+}
+template <class Values, class T>
+FASTSIM_INLINE void put_values(const Values& values, T* to) {
+  __builtin_memcpy(to, &values, sizeof values);
+}
+
+// Calls put(values, row, column) for all numbers of from^T in its rows [begin, end) and its
+// `columns` columns. `values` is a vector of the numbers of a row from `column` on, or one number
+// where no whole square of vectors is left.
+template <class T, class Put>
+FASTSIM_INLINE void each_transposed(const T* from, int64_t from_stride, int64_t columns,
+                                    int64_t begin, int64_t end, const Put& put) {
   constexpr int64_t count = kLanes<T>;
-  using V = Vector<T>;
   for (int64_t top = begin; top < end; top += count) {
     for (int64_t left = 0; left < columns; left += count) {
       if (end - top < count || columns - left < count) {
         for (int64_t r = top; r < min_of(top + count, end); ++r) {
           for (int64_t c = left; c < min_of(left + count, columns); ++c) {
-            T& target = to[r * to_stride + c];
-            target = add ? target + from[c * from_stride + r] : from[c * from_stride + r];
+            put(from[c * from_stride + r], r, c);
           }
         }
         continue;
       }
-      V square[count];
+      Vector<T> square[count];
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r) {
         square[r] = vector_at(from + (left + r) * from_stride + top);
       }
       transpose_vectors<T>(square);
 #pragma GCC unroll 16
-      for (int64_t r = 0; r < count; ++r) {
-        T* target = to + (top + r) * to_stride + left;
-        put_vector<T>(add ? vector_at(target) + square[r] : square[r], target);
-      }
+      for (int64_t r = 0; r < count; ++r) put(square[r], top + r, left);
     }
   }
+}
+
+// to = from^T, or with `add` to += from^T, in the rows [begin, end) of `to`, which has `columns`
+// columns.
+template <class T>
+void transpose(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t columns,
+               bool add, int64_t begin, int64_t end) {
+  each_transposed(from, from_stride, columns, begin, end, [&](auto values, int64_t r, int64_t c) {
+    T* target = to + r * to_stride + c;
+    put_values(add ? values_at<decltype(values)>(target) + values : values, target);
+  });
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.cpu import library, one_call
+from fastsim.backends.cpu import library, one_call, workspace
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cpu.one_call import SERVED
 from fastsim.engine.autograd import tile_loss
@@ -246,7 +246,9 @@ def test_many_columns_as_they_are(tall, width, dtype, monkeypatch, usable):
     monkeypatch.setattr(one_call, "parts_serve_loss", lambda *_: False)
     monkeypatch.setattr(one_call, "blas_is_faster", lambda *_: False)
     monkeypatch.setattr(one_call, "parts_are_faster", lambda *_: False)
-    rows, columns = 2 * tall + 3, (4 << 20) // (width * dtype.itemsize) + 101  # beyond kCached
+    # Beyond kCached in csrc/cpu/panel.h.
+    rows, columns = 2 * tall + 3, workspace.CACHED // (width * dtype.itemsize) + 101
+    monkeypatch.setattr(one_call, "WIDEST", columns)
     x, y = (torch.randn(n, width, generator=fresh(54), dtype=dtype) for n in (rows, columns))
     y *= 10 ** torch.empty(columns, 1, dtype=dtype).uniform_(-20, 18, generator=fresh(55))
     y[columns // 2] = 0
