@@ -1,4 +1,4 @@
-"""Memory for panels and their operands, in huge pages if the system has them."""
+"""Memory for panels, their operands and gradients, in huge pages if the system has them."""
 
 import torch
 

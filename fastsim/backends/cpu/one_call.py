@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import torch
 
-from fastsim.backends.cpu import amx, amx_loss, blas, triplet
+from fastsim.backends.cpu import amx, amx_loss, blas, memory, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.sizes import WIDEST, are_two_panels, band_rows, is_one_block
 from fastsim.precision import compute_dtype
@@ -169,7 +169,7 @@ def gradient_memory(x, needed, dtype):
     """Memory for the gradient of x if it is needed, else an empty tensor."""
     if not needed:
         return x.new_empty(0, dtype=dtype)
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    return memory.empty(x.shape, dtype)
 
 
 def parts_serve_loss(tile, rows, columns, width, dtype):
