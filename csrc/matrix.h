@@ -54,6 +54,12 @@ Matrix row_major(const T* rows, int64_t width) {
   return {rows, kDtypeOf<T>, width, 1};
 }
 
+// Whether x holds numbers of T, and those of each row are contiguous.
+template <class T>
+bool lies_by_rows(const Matrix& x) {
+  return x.dtype == kDtypeOf<T> && x.column_stride == 1;
+}
+
 // Whether x holds numbers of T, and those of each column are contiguous.
 template <class T>
 bool lies_by_columns(const Matrix& x) {

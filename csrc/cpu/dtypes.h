@@ -74,7 +74,7 @@ void load(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
 // of T, otherwise to `out`, into which they are loaded.
 template <class T>
 const T* read(const Matrix& m, int64_t row, int64_t column, int64_t count, T* out) {
-  if (m.dtype == kDtypeOf<T> && m.column_stride == 1) {
+  if (lies_by_rows<T>(m)) {
     return static_cast<const T*>(m.data) + row * m.row_stride + column;
   }
   load(m, row, column, count, out);

@@ -89,7 +89,7 @@ void fill_scores(const T* x, int64_t width, const T* packed, const Block<T>& b, 
 template <class T>
 L2Rows<T> next_panel(const Matrix& y, int64_t row, int64_t rows, int64_t width) {
   const int64_t wide = kernels().of<T>().panel_columns;
-  const bool row_major = y.dtype == kDtypeOf<T> && y.column_stride == 1 && y.row_stride == width;
+  const bool row_major = lies_by_rows<T>(y) && y.row_stride == width;
   if (row + wide > rows || !(row_major || lies_by_columns<T>(y))) return {};
   const T* first = static_cast<const T*>(y.data) + row * y.row_stride;
   return {first, row_major ? wide : y.column_stride};

@@ -65,7 +65,7 @@ FASTSIM_INLINE void pack_row(const T* row, int64_t columns, int64_t padded, T* p
                              const Change& change) {
   int64_t j = 0;
   for (; j + kLanes<T> <= columns; j += kLanes<T>) {
-    put_vector<T>(change(vector_at(row + j), j), packed + j);
+    put_values(change(vector_at(row + j), j), packed + j);
   }
   for (; j < padded; ++j) packed[j] = j < columns ? change(row[j], j) : T(0);
 }
@@ -179,7 +179,7 @@ void pack_panel(const Matrix& y, int64_t row, int64_t count, int64_t width, cons
   if (inverse && lies_by_columns<T>(y)) {
     return pack_unit_columns(from, y.column_stride, inverse + row, count, width, packed);
   }
-  if (y.dtype != kDtypeOf<T> || y.column_stride != 1) {
+  if (!lies_by_rows<T>(y)) {
     for (int64_t j = 0; j < count; ++j) load(y, row + j, 0, width, loaded + j * width);
     from = loaded;
     stride = width;

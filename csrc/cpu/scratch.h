@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "arguments.h"
+#include "threads.h"
 
 namespace fastsim {
 
@@ -26,7 +27,7 @@ void advise_huge_pages(void* data, int64_t bytes);
 // to 10 % longer.
 inline void* aligned_memory(int64_t bytes) {
   if (bytes < kHugePage) return std::aligned_alloc(kAligned, bytes);
-  const int64_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  const int64_t whole = ceil_div(bytes, kHugePage) * kHugePage;
   void* data = std::aligned_alloc(kHugePage, whole);
   if (data) advise_huge_pages(data, whole);
   return data;
@@ -89,7 +90,7 @@ template <class T>
 class Scratch {
  public:
   explicit Scratch(int64_t count) {
-    const int64_t bytes = (count * int64_t(sizeof(T)) + kAligned - 1) / kAligned * kAligned;
+    const int64_t bytes = ceil_div(count * int64_t(sizeof(T)), kAligned) * kAligned;
     index_ = memory_pool.take(bytes);
     data_ = index_ < 0 ? aligned_memory(bytes) : memory_pool.data(index_);
     STD_TORCH_CHECK(data_ || bytes == 0, "fastsim: out of memory");

@@ -38,17 +38,22 @@ constexpr int64_t kChain = 128;
 template <class T>
 using Vector __attribute__((vector_size(kVectorBytes))) = T;
 
-// Loads and stores a vector at an address that is aligned for a single number only. An attribute of
-// the vector type could declare this alignment, but clang drops it if the type depends on T.
-template <class T>
-FASTSIM_INLINE Vector<T> vector_at(const T* from) {
-  Vector<T> vector;
-  __builtin_memcpy(&vector, from, sizeof vector);
-  return vector;
+// Loads and stores a vector of T or a single T, at an address that is aligned for a single number
+// only. An attribute of the vector type could declare this alignment, but clang drops it if the
+// type depends on T.
+template <class Values, class T>
+FASTSIM_INLINE Values values_at(const T* from) {
+  Values values;
+  __builtin_memcpy(&values, from, sizeof values);
+  return values;
+}
+template <class Values, class T>
+FASTSIM_INLINE void put_values(const Values& values, T* to) {
+  __builtin_memcpy(to, &values, sizeof values);
 }
 template <class T>
-FASTSIM_INLINE void put_vector(const Vector<T>& vector, T* to) {
-  __builtin_memcpy(to, &vector, sizeof vector);
+FASTSIM_INLINE Vector<T> vector_at(const T* from) {
+  return values_at<Vector<T>>(from);
 }
 
 template <class T>
@@ -186,7 +191,7 @@ template <class T, int rows, int vectors, bool add>
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
         T* out = row + v * kLanes<T>;
-        put_vector<T>(overwrites ? sum[r][v] : vector_at(out) + sum[r][v], out);
+        put_values(overwrites ? sum[r][v] : vector_at(out) + sum[r][v], out);
         sum[r][v] = V{};
       }
     }

@@ -41,18 +41,6 @@ inline void transpose_vectors(Vector<T>* rows) {
   }
 }
 
-// A number or a vector of numbers of T, at an address that is aligned for a single number.
-template <class Values, class T>
-FASTSIM_INLINE Values values_at(const T* from) {
-  Values values;
-  __builtin_memcpy(&values, from, sizeof values);
-  return values;
-}
-template <class Values, class T>
-FASTSIM_INLINE void put_values(const Values& values, T* to) {
-  __builtin_memcpy(to, &values, sizeof values);
-}
-
 // Calls put(values, row, column) for all numbers of from^T in its rows [begin, end) and its
 // `columns` columns. `values` is a vector of the numbers of a row from `column` on, or one number
 // where no whole square of vectors is left.

@@ -169,7 +169,8 @@ def gradient_memory(x, needed, dtype):
     """Memory for the gradient of x if it is needed, else an empty tensor."""
     if not needed:
         return x.new_empty(0, dtype=dtype)
-    return memory.empty(x.shape, dtype)
+    grad = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    return memory.in_huge_pages(grad)
 
 
 def parts_serve_loss(tile, rows, columns, width, dtype):
