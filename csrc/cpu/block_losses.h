@@ -64,22 +64,6 @@ Result softmax_of_rows(const Block<T>& b, const Loss& loss, const T* weights,
   return result;
 }
 
-// The mean of the row softmax and the column softmax of the positives.
-template <class T>
-Result softmax_both_ways(const Block<T>& b, const Loss& loss, const T* weights) {
-  SoftmaxSums<T> sums(b, loss);
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) { sums.add_rows(b, 0, {begin, end}); });
-  over(b.columns, b.rows,
-       [&](int64_t begin, int64_t end) { sums.add_columns(b, 0, {begin, end}); });
-  const Result result = sums.finish(weights);
-  if (!loss.score_grad) return result;
-  constexpr T margin = 0;  // the first pass has subtracted it
-  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-    sums.score_grad(b, 0, 0, margin, {begin, end});
-  });
-  return result;
-}
-
 // Losses of single pairs or of the pairs of one row, which need no state between two passes.
 template <class T>
 Result row_by_row(const Block<T>& b, const Loss& loss, const RowInputs<T>& inputs) {
@@ -277,14 +261,14 @@ Result distillation_losses(const Block<T>& b, const Loss& loss, const T* weights
   return result;
 }
 
-// The losses of a block. With loss.score_grad its scores become score gradients.
+// The losses of a block, which is not that of a symmetric loss. With loss.score_grad its scores
+// become score gradients.
 template <class T>
 Result fused_pass(const Block<T>& b, const Loss& loss, const RowInputs<T>& inputs) {
   const T* weights = inputs.weights;
   switch (loss.kind) {
     case Kind::softmax:
-      return loss.symmetric ? softmax_both_ways(b, loss, weights)
-                            : softmax_of_rows(b, loss, weights);
+      return softmax_of_rows(b, loss, weights);
     case Kind::sigmoid:
     case Kind::squared_error:
     case Kind::hard_triplet:

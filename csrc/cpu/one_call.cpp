@@ -84,51 +84,112 @@ class Sides {
   std::optional<Side<T>> others_;
 };
 
-// Computes the loss of the prefixes of `width` numbers, times `factor`, and its derivatives by
-// scale and bias. The derivative by scale is right only if there is a gradient. to_x and to_y are
-// set to the gradients, see Sides. band_rows: the number of rows whose scores are in memory at a
-// time; a symmetric loss needs the scores of all rows.
+// The rows of a band, and the rows whose scores a symmetric loss keeps from its first pass to its
+// second.
+struct BandSizes {
+  int64_t rows, kept;
+};
+
+// The loss of the prefixes of `width` numbers, times `factor`, and its derivatives by scale and
+// bias. The derivative by scale is right only if there is a gradient. to_x and to_y are set to the
+// gradients, see Sides.
 template <class T>
-Result loss_of_width(const LossArguments& arguments, int64_t band_rows, int64_t width,
-                     double factor, T* to_x, T* to_y) {
-  const LossOptions& options = arguments.options;
-  const Optional& y = arguments.y;
-  // Many columns are packed for each band, and multiplied by their inverse norms meanwhile. The
-  // metrics read unit rows.
-  const bool lazy = y && band_rows < arguments.x.size(0) && !arguments.totals &&
-                    !Panel<T>::pack_once_pays(y->size(0), width);
-  const Sides<T> sides(arguments.x, y, width, options.cosine, lazy, to_x, to_y);
-  const Side<T>&rows = sides.rows, &columns = sides.columns();
-  BatchMetrics<T> metrics(arguments.row_metrics, arguments.totals, rows.count, options.cosine);
-  metrics.add_row_potentials(rows);
-  if (y) metrics.add_column_potentials(columns);
-  const Panel<T> panel(rows, rows.count, columns.operand(), columns.inverse(), columns.count, width,
-                       band_rows);
-  std::optional<OtherPanel<T>> targets, guide;
-  if (arguments.factor_rows) {
-    targets.emplace(*arguments.factor_rows, *arguments.factor_columns, options.factor_cosine,
-                    band_rows);
-  }
-  if (arguments.guide_rows) {
-    guide.emplace(*arguments.guide_rows, *arguments.guide_columns, true, band_rows);
+class LossOfWidth {
+ public:
+  LossOfWidth(const LossArguments& arguments, const BandSizes& sizes, int64_t width, double factor,
+              T* to_x, T* to_y)
+      : options_(arguments.options), band_rows_(sizes.rows),
+        sides_(arguments.x, arguments.y, width, options_.cosine, is_lazy(arguments, sizes, width),
+               to_x, to_y),
+        all_(all_pairs<T>(arguments.pairs, sides_.rows.count, sides_.columns().count)),
+        losses_(arguments, all_, factor, to_x || to_y),
+        metrics_(arguments.row_metrics, arguments.totals, all_.rows, options_.cosine),
+        panel_(sides_.rows, all_.rows, sides_.columns().operand(), sides_.columns().inverse(),
+               all_.columns, width, sizes.rows, options_.symmetric ? sizes.kept : 0) {
+    metrics_.add_row_potentials(sides_.rows);
+    if (arguments.y) metrics_.add_column_potentials(sides_.columns());
+    if (arguments.factor_rows) {
+      targets_.emplace(*arguments.factor_rows, *arguments.factor_columns, options_.factor_cosine,
+                       band_rows_);
+    }
+    if (arguments.guide_rows) {
+      guide_.emplace(*arguments.guide_rows, *arguments.guide_columns, true, band_rows_);
+    }
   }
 
-  const Block<T> all = all_pairs<T>(arguments.pairs, rows.count, columns.count);
-  STD_TORCH_CHECK(!options.symmetric || band_rows >= rows.count,
-                  "fastsim: in_one_call: wanted all rows in a band");
-  const RowLosses<T> losses(arguments, all, factor, to_x || to_y);
-  Result result;
-  for (int64_t first = 0; first < rows.count; first += band_rows) {
-    const Block<T> b = panel.band(first, all);
-    result += losses(b, first, metrics.row_metrics(first),
-                     targets ? targets->band(first) : OtherScores<T>{},
-                     guide ? guide->band(first) : OtherScores<T>{});
-    sides.add_gradients(b, first);
+  Result operator()() {
+    Result result = options_.symmetric ? in_two_passes() : in_one_pass();
+    metrics_.write();
+    result.scale_score_grad += sides_.finish(options_.scale_grad) / options_.scale;
+    return result;
   }
-  metrics.write();
-  result.scale_score_grad += sides.finish(options.scale_grad) / options.scale;
-  return result;
-}
+
+ private:
+  // Whether columns are packed for each band, and multiplied by their inverse norms meanwhile, as
+  // pays if there are many. The metrics read unit rows.
+  static bool is_lazy(const LossArguments& arguments, const BandSizes& sizes, int64_t width) {
+    const Optional& y = arguments.y;
+    return y && sizes.rows < arguments.x.size(0) && !arguments.totals &&
+           !Panel<T>::pack_once_pays(y->size(0), width);
+  }
+
+  Result in_one_pass() const {
+    Result result;
+    for (int64_t first = 0; first < all_.rows; first += band_rows_) {
+      const Block<T> b = panel_.band(first, all_);
+      prepare(b, first, metrics_.row_metrics(first),
+              [&](const Block<T>& prepared) { result += losses_(prepared, first); });
+      sides_.add_gradients(b, first);
+    }
+    return result;
+  }
+
+  // A softmax of rows and columns: one pass for their states, one for the gradients if these are
+  // wanted.
+  Result in_two_passes() const {
+    const Loss& loss = losses_.loss;
+    const bool common = options_.cosine && !losses_.moves_scores() && has_common_top(loss);
+    SoftmaxSums<T> sums(all_, loss, common ? 1 : 0);
+    // From the last band to the first, as bands that are not kept share their memory with the first.
+    const int64_t last = (ceil_div(all_.rows, band_rows_) - 1) * band_rows_;
+    for (int64_t first = last; first >= 0; first -= band_rows_) {
+      prepare(panel_.band(first, all_), first, metrics_.row_metrics(first),
+              [&](const Block<T>& b) { sums.add(b, first); });
+    }
+    const Result result = sums.finish(losses_.row_inputs.weights);
+    if (!loss.score_grad) return result;
+    for (int64_t first = 0; first < all_.rows; first += band_rows_) {
+      const bool kept = panel_.is_kept(first);
+      const Block<T> b = kept ? panel_.memory_of(first, all_) : panel_.band(first, all_);
+      if (kept) {
+        sums.score_grad(b, first, T(0));  // the first pass has subtracted the margin
+      } else {
+        prepare(b, first, nullptr,
+                [&](const Block<T>& part) { sums.score_grad(part, first, T(loss.margin)); });
+      }
+      sides_.add_gradients(b, first);
+    }
+    return result;
+  }
+
+  // Calls run(block) with the scores of a band after the steps before the loss (RowLosses).
+  template <class Run>
+  void prepare(const Block<T>& b, int64_t first, double* row_metrics, const Run& run) const {
+    const auto band = [&](const std::optional<OtherPanel<T>>& panel) {
+      return panel ? panel->band(first) : OtherScores<T>{};
+    };
+    losses_.prepare(b, first, row_metrics, band(targets_), band(guide_), run);
+  }
+
+  const LossOptions& options_;
+  const int64_t band_rows_;
+  const Sides<T> sides_;
+  const Block<T> all_;
+  const RowLosses<T> losses_;
+  BatchMetrics<T> metrics_;
+  const Panel<T> panel_;
+  std::optional<OtherPanel<T>> targets_, guide_;
+};
 
 // Adds the matrix `from` (count, width) to the first columns of `to` (count, to_width).
 template <class T>
@@ -140,9 +201,10 @@ void add_columns(const T* from, int64_t count, int64_t width, T* to, int64_t to_
 
 // Sets `total` to the loss. With prefixes, it is the sum of the losses of the ascending prefixes;
 // the last prefix is the whole width. Sets grad_x (N, D) and grad_y (M, D), if they are given, in
-// the compute type, and `parameters` (2,) to the derivatives by scale and bias. tall: the rows of a
-// band. The other arguments are those of LossArguments.
-void in_one_call(Tensor x, Optional y, LOSS_PARAMETERS, int64_t tall, RESULTS_PARAMETERS) {
+// the compute type, and `parameters` (2,) to the derivatives by scale and bias. tall, kept: see
+// BandSizes. The other arguments are those of LossArguments.
+void in_one_call(Tensor x, Optional y, LOSS_PARAMETERS, int64_t tall, int64_t kept,
+                 RESULTS_PARAMETERS) {
   const LossOptions options(numbers);
   const LossArguments arguments LOSS_ARGUMENTS(x, y, options);
   STD_TORCH_CHECK(tall > 0, "fastsim: tall: wanted rows of a band, got ", tall);
@@ -162,13 +224,14 @@ void in_one_call(Tensor x, Optional y, LOSS_PARAMETERS, int64_t tall, RESULTS_PA
     double* const parameter_grads = output<double>(parameters, "parameters", 2);
     // The widest prefix comes first: it sets the gradients, to which the others are added.
     const double factor = prefixes ? options.prefixes.back().factor : 1;
-    Result result = loss_of_width<T>(arguments, tall, full_width, factor, to_x, to_y);
+    const BandSizes sizes{tall, kept};
+    Result result = LossOfWidth<T>(arguments, sizes, full_width, factor, to_x, to_y)();
     for (int64_t k = prefixes - 2; k >= 0; --k) {
       const auto [width, factor] = options.prefixes[k];
       const Scratch<T> memory((rows + columns) * width);
       T* const prefix_to_x = to_x ? static_cast<T*>(memory) : nullptr;
       T* const prefix_to_y = to_y ? memory + rows * width : nullptr;
-      result += loss_of_width<T>(arguments, tall, width, factor, prefix_to_x, prefix_to_y);
+      result += LossOfWidth<T>(arguments, sizes, width, factor, prefix_to_x, prefix_to_y)();
       if (to_x) add_columns<T>(prefix_to_x, rows, width, to_x, full_width);
       if (to_y) add_columns<T>(prefix_to_y, columns, width, to_y, full_width);
     }
@@ -180,8 +243,8 @@ void in_one_call(Tensor x, Optional y, LOSS_PARAMETERS, int64_t tall, RESULTS_PA
 }
 
 std::vector<Operator> operators() {
-  return {OPERATOR(in_one_call, "(Tensor x, Tensor? y, " LOSS_SCHEMA ", int tall, " RESULTS_SCHEMA
-                                ") -> ()")};
+  return {OPERATOR(in_one_call, "(Tensor x, Tensor? y, " LOSS_SCHEMA
+                                ", int tall, int kept, " RESULTS_SCHEMA ") -> ()")};
 }
 
 }  // namespace

@@ -104,8 +104,24 @@ class RowLosses {
   // The loss of a band of rows, which begins at row `first` of the matrix. Its scores become score
   // gradients if these are wanted. row_metrics: the row metrics of the band, or null. targets,
   // guide: other scores of the band.
-  Result operator()(Block<T> b, int64_t first, double* row_metrics, const OtherScores<T>& targets,
-                    const OtherScores<T>& guide) const {
+  Result operator()(const Block<T>& b, int64_t first, double* row_metrics,
+                    const OtherScores<T>& targets, const OtherScores<T>& guide) const {
+    Result result;
+    prepare(b, first, row_metrics, targets, guide,
+            [&](const Block<T>& prepared) { result = (*this)(prepared, first); });
+    return result;
+  }
+
+  // The same for scores after the steps before the loss.
+  Result operator()(const Block<T>& b, int64_t first) const {
+    return fused_pass<T>(b, loss, row_inputs.from_row(first));
+  }
+
+  // Takes the steps before the loss, and calls run(block) with what the loss then reads. The other
+  // arguments are those of the call operator.
+  template <class Run>
+  void prepare(Block<T> b, int64_t first, double* row_metrics, const OtherScores<T>& targets,
+               const OtherScores<T>& guide, const Run& run) const {
     if (targets.data) b.dense = {targets.data, kDtypeOf<T>, targets.stride, 1};
     if (std::isfinite(options_.exclude_above)) leave_out_by_score(b, options_.exclude_above);
     if (guide.data) leave_out_by_guide(b, guide, options_.guide_margin, options_.guide_relative);
@@ -113,7 +129,7 @@ class RowLosses {
     if (row_metrics) recorder.emplace(b, row_metrics);
     // Row metrics describe the scores before they are moved, but the kernels of the loss read them
     // afterwards. So the metrics are recorded here.
-    if (row_metrics && (column_bias_ || row_shift_)) {
+    if (row_metrics && moves_scores()) {
       over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
         kernels().of<T>().record_metrics(b, {}, begin, end);
       });
@@ -121,13 +137,14 @@ class RowLosses {
     }
     move_scores(b, column_bias_, T(options_.scale), row_shift_ ? row_shift_ + first : nullptr);
     check_targets(b, loss);
-    return fused_pass<T>(b, loss, row_inputs.from_row(first));
+    run(b);
   }
 
+  // Whether biases or shifts move the scores.
+  bool moves_scores() const { return column_bias_ || row_shift_; }
+
   // Whether there is a step before the loss, not counting a guide.
-  bool changes_scores() const {
-    return column_bias_ || row_shift_ || std::isfinite(options_.exclude_above);
-  }
+  bool changes_scores() const { return moves_scores() || std::isfinite(options_.exclude_above); }
 
   const Loss loss;
   RowInputs<T> row_inputs;

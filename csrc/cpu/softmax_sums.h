@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "column_sums.h"
 #include "finish.h"
 #include "loss.h"
 #include "passes.h"
@@ -37,7 +38,7 @@ template <class T>
 class SoftmaxSums {
  public:
   // all: the whole matrix, whose scores need not be in memory. bands: the number of bands of rows
-  // if the sums are relative to the common top 0 (`add_both`), otherwise 0.
+  // if the sums are relative to the common top 0, otherwise 0.
   SoftmaxSums(const Block<T>& all, const Loss& loss, int64_t bands = 0)
       : all_(all), loss_(loss), common_top_(bands > 0),
         top_(all.rows, common_top_ ? 0.0 : kLeftOut<double>), sum_(all.rows), logits_(all.rows),
@@ -47,25 +48,37 @@ class SoftmaxSums {
     column_sum_.assign(all.columns, 0.0);
   }
 
+  // Adds the scores of whole rows, on all threads. Row 0 of the block is row `row` of the matrix.
+  // Subtracts the margin from the positives' scores. With a common top there is one band.
+  void add(const Block<T>& b, int64_t row) {
+    if (!common_top_) {
+      over(b.rows, b.columns, [&](int64_t begin, int64_t end) { add_rows(b, row, {begin, end}); });
+      over(b.columns, b.rows, [&](int64_t begin, int64_t end) { add_columns(b, 0, {begin, end}); });
+      return;
+    }
+    if (b.row_metrics) {
+      over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+        kernels().of<T>().record_metrics(b, {}, begin, end);
+      });
+    }
+    over_row_groups<T>(b.rows, b.columns, b.columns, {band_sums_.data(), 1, all_.columns}, [&] {
+      return [&](int64_t begin, int64_t end, T* group_sums) {
+        add_group(b, row, {begin, end}, group_sums);
+      };
+    });
+  }
+
   // Adds the scores of a block to the sums of its rows and columns, relative to the common top. The
   // block is part of band number `band`, and begins at this row and column of the matrix. Subtracts
   // the margin from the positives' scores. Columns are added up in groups of rows, as in
   // column_sums.h: a single sum of type T would round everything that is added after a positive.
   void add_both(const Block<T>& b, int64_t row, int64_t column, int64_t band) {
-    const auto& k = kernels().of<T>();
-    if (b.row_metrics) k.record_metrics(b, {}, 0, b.rows);
+    if (b.row_metrics) kernels().of<T>().record_metrics(b, {}, 0, b.rows);
     const Scratch<T> group_sums(b.columns);
     double* const band_sums = band_sums_.data() + band * all_.columns + column;
     for (int64_t first = 0; first < b.rows; first += kSumRows) {
       std::fill_n(static_cast<T*>(group_sums), b.columns, T(0));
-      k.softmax_both_forward(b,
-                             {.scale = T(loss_.scale),
-                              .margin = T(loss_.margin),
-                              .top = T(0),
-                              .sum = sum_.data() + row,
-                              .positive_logits = logits_.data() + row,
-                              .column_sums = group_sums},
-                             first, std::min(first + kSumRows, b.rows));
+      add_group(b, row, {first, std::min(first + kSumRows, b.rows)}, group_sums);
       for (int64_t j = 0; j < b.columns; ++j) band_sums[j] += double(group_sums[j]);
     }
   }
@@ -104,6 +117,13 @@ class SoftmaxSums {
     return loss_.symmetric ? finish_both_ways(weights) : finish_rows(weights);
   }
 
+  // Turns the scores of whole rows into score gradients, on all threads. row, margin: as below.
+  void score_grad(const Block<T>& b, int64_t row, T margin) {
+    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+      score_grad(b, row, 0, margin, {begin, end});
+    });
+  }
+
   // Turns the scores of rows of a block into score gradients. The block begins at this row and
   // column of the matrix. margin: what to subtract from the positives' scores.
   void score_grad(const Block<T>& b, int64_t row, int64_t column, T margin, Range rows) {
@@ -134,6 +154,18 @@ class SoftmaxSums {
   }
 
  private:
+  // Adds the scores of rows of a block to the sums of these rows and to `column_sums` (columns,).
+  void add_group(const Block<T>& b, int64_t first, Range rows, T* column_sums) {
+    kernels().of<T>().softmax_both_forward(b,
+                                           {.scale = T(loss_.scale),
+                                            .margin = T(loss_.margin),
+                                            .top = T(0),
+                                            .sum = sum_.data() + first,
+                                            .positive_logits = logits_.data() + first,
+                                            .column_sums = column_sums},
+                                           rows.begin, rows.end);
+  }
+
   SoftmaxRow row_state(int64_t i) const { return {top_[i], sum_[i], logits_[i], targets_[i]}; }
 
   Result finish_rows(const T* weights) {

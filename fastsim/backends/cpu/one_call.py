@@ -14,7 +14,13 @@ import torch
 
 from fastsim.backends.cpu import amx, amx_loss, blas, memory, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
-from fastsim.backends.cpu.sizes import WIDEST, are_two_panels, band_rows, is_one_block
+from fastsim.backends.cpu.sizes import (
+    WIDEST,
+    are_two_panels,
+    band_rows,
+    is_one_block,
+    rows_kept,
+)
 from fastsim.precision import compute_dtype
 
 SERVED = (
@@ -106,7 +112,9 @@ class InOneCall:
             x, y = amx.with_unit_stride(x), amx.with_unit_stride(y)
             amx_loss.loss(tile, x, y, arguments, results)
         else:
-            _in_one_call(x, y, *arguments, band_rows(rows, columns), *results)
+            tall = band_rows(rows, columns)
+            kept = rows_kept(rows, (tall, columns)) if tile.symmetric and needs_grad else 0
+            _in_one_call(x, y, *arguments, tall, kept, *results)
         return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
 
 
@@ -206,14 +214,15 @@ def blas_is_faster(rows, columns, width, dtype):
 def _in_bands(tile, rows, columns):
     """Whether one call serves more rows than a block has, band by band.
 
-    x compared with itself is left to `mirrored`, which takes half the products. With a guide or
+    A symmetric softmax takes two passes over the bands. x compared with itself is left to
+    `mirrored`, which takes half the products. With a guide or
     factors, only scores that fit into two panels are served: a larger second panel would come on
     top of the memory that a large batch takes.
     """
     pairs = tile.pairs
     one_panel = pairs.guide is None and pairs.factors is None
     served = pairs.skip == "nothing" and (one_panel or are_two_panels(rows, columns))
-    return served and tile.rows_alone and columns <= WIDEST
+    return served and (tile.rows_alone or tile.symmetric) and columns <= WIDEST
 
 
 def as_numbers(dtype, *values):

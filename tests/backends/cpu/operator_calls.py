@@ -136,6 +136,7 @@ def in_one_call():
         "factor_columns": floats(COLUMNS, 3),
         "prior": floats(ROWS, 2),
         "tall": ROWS,
+        "kept": 0,
         **_written(),
     }
 
@@ -143,7 +144,7 @@ def in_one_call():
 def amx_loss():
     given = in_one_call() | dict.fromkeys(("parts", "score_grad_parts", "guide_parts"), 3)
     del given["tall"]
-    return given | {"factor_parts": 0, "stripe": 8192, "kept": 0}
+    return given | {"factor_parts": 0, "stripe": 8192}
 
 
 def _written():

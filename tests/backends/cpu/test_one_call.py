@@ -28,6 +28,9 @@ SIDES = ("multi_similarity", "multi_positive", "circle")  # positives and negati
 BOTH = {"margin": 0.3, "symmetric": True}
 # What may be asked of pairs whatever the kind, by how `extended` makes it.
 EXTRAS = ("dot", "guide", "relative guide", "above", "bias")
+# (rows of a band, rows whose scores a symmetric loss keeps from its first pass to its second)
+BANDS = {"one_band": (ROWS, ROWS), "bands": (5, 0)}
+KEPT = {"some_kept": (5, 10), "all_kept": (5, ROWS)}
 
 
 def combinations():
@@ -64,6 +67,16 @@ def combinations():
         if kind == "softmax":
             yield kind, "groups", False, {"normalise": True}
             yield kind, "dense", False, {"normalise": True}
+            for extra in ("dot", "guide", "above"):
+                yield kind, "positives", True, {"symmetric": True, "extra": extra}
+
+
+def combinations_in_bands():
+    for combination in combinations():
+        *_, options = combination
+        layouts = BANDS | KEPT if options.get("symmetric") else BANDS
+        for name, layout in layouts.items():
+            yield pytest.param(*combination, layout, id=f"{name}-{combination}")
 
 
 def pairs_of(targets, excluded, random):
@@ -141,12 +154,14 @@ def compare(function, tensors, monkeypatch, kind, size):
         assert_close(name, got, truth, truth, torch.float64, size=size, moved=eps * move)
 
 
-@pytest.mark.parametrize("tall", [ROWS, 5], ids=["one_band", "bands"])
-@pytest.mark.parametrize(("kind", "targets", "excluded", "options"), [*combinations()], ids=str)
-def test_finishes_as_the_record_does(kind, targets, excluded, options, tall, monkeypatch, usable):
+@pytest.mark.parametrize(
+    ("kind", "targets", "excluded", "options", "layout"), [*combinations_in_bands()]
+)
+def test_finishes_as_the_record_does(kind, targets, excluded, options, layout, monkeypatch, usable):
     usable("cpu")
-    tall = ROWS if options.get("symmetric") else tall  # the columns' state is that of all rows
+    tall, kept = layout
     monkeypatch.setattr(one_call, "band_rows", lambda *_: tall)
+    monkeypatch.setattr(one_call, "rows_kept", lambda *_: kept)
     random = fresh(51)
     tensors = [
         torch.randn(n, WIDTH, generator=random, dtype=torch.float64) for n in (ROWS, COLUMNS)
@@ -288,15 +303,6 @@ def test_gradients_of_rows_with_themselves_in_bands(excluded, monkeypatch, usabl
         return [loss.detach(), *torch.autograd.grad(loss, rows)]
 
     compare(function, [x], monkeypatch, "softmax", size=7 * ROWS)
-
-
-def test_a_symmetric_loss_in_bands_is_an_error(usable, monkeypatch):
-    usable("cpu")
-    monkeypatch.setattr(one_call, "band_rows", lambda *_: 5)
-    x = torch.randn(ROWS, WIDTH, generator=fresh(56))
-    tile = TileLoss("softmax", Pairs(torch.arange(ROWS)), symmetric=True)
-    with pytest.raises(RuntimeError, match="wanted all rows in a band"):
-        get("cpu").in_one_call(tile, x, x.clone(), 1.0, 0.0, 1.0, None)
 
 
 def test_every_kind_is_compared():
