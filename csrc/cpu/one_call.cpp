@@ -16,22 +16,30 @@ namespace fastsim {
 namespace {
 
 // Scores of the same pairs by other embeddings, a guide's or the factors of the targets, one band
-// of rows at a time.
+// of rows at a time. Unit rows are made for each band; those of many columns are made for each
+// product.
 template <class T>
 class OtherPanel {
  public:
   OtherPanel(const Tensor& rows, const Tensor& columns, bool cosine, int64_t band_rows)
-      : rows_(rows, cosine), columns_(columns, cosine),
-        panel_(rows_, rows_.count, columns_.operand(), columns_.inverse(), columns_.count,
-               rows_.width, band_rows) {}
+      : rows_(matrix(rows)), width_(rows.size(1)), cosine_(cosine),
+        columns_(columns, width_, cosine, nullptr,
+                 band_rows < rows.size(0) && !Panel<T>::pack_once_pays(columns.size(0), width_)),
+        panel_(nullptr, rows.size(0), columns_.operand(), columns_.inverse(), columns_.count,
+               width_, band_rows) {}
 
   OtherScores<T> band(int64_t first) const {
-    const Block<T> b = panel_.band(first, {});
+    const int64_t count = panel_.memory_of(first, {}).rows;
+    const Side<T> rows(rows_.from_row(first), count, width_, cosine_, nullptr, false);
+    const Block<T> b = panel_.band(first, {}, rows);
     return {b.scores, b.stride};
   }
 
  private:
-  const Side<T> rows_, columns_;
+  const Matrix rows_;
+  const int64_t width_;
+  const bool cosine_;
+  const Side<T> columns_;
   const Panel<T> panel_;
 };
 
@@ -150,7 +158,7 @@ class LossOfWidth {
     const Loss& loss = losses_.loss;
     const bool common = options_.cosine && !losses_.moves_scores() && has_common_top(loss);
     SoftmaxSums<T> sums(all_, loss, common ? 1 : 0);
-    // From the last band to the first, as bands that are not kept share their memory with the first.
+    // From the last band to the first, whose memory bands that are not kept share.
     const int64_t last = (ceil_div(all_.rows, band_rows_) - 1) * band_rows_;
     for (int64_t first = last; first >= 0; first -= band_rows_) {
       prepare(panel_.band(first, all_), first, metrics_.row_metrics(first),

@@ -20,7 +20,8 @@ class Panel {
       : x_(x), y_(y), inverse_(inverse), rows_(rows), columns_(columns), width_(width),
         band_rows_(std::min(rows, band_rows)), kept_rows_(std::min(rows, kept_rows)),
         packs_once_(!inverse && band_rows_ < rows && pack_once_pays(columns, width)),
-        packed_(packs_once_ ? packed_rows<T>(columns) * width : 0), memory_(std::max(band_rows_, kept_rows_) * stride()) {
+        packed_(packs_once_ ? packed_rows<T>(columns) * width : 0),
+        memory_(std::max(band_rows_, kept_rows_) * stride()) {
     if (packs_once_) pack<T>(static_cast<const T*>(y.data), columns, width, packed_);
   }
 
@@ -36,8 +37,12 @@ class Panel {
   // Computes the scores of the band whose first row is `first`. all_pairs: what decides the roles
   // of all pairs of the matrix.
   Block<T> band(int64_t first, const Block<T>& all_pairs) const {
+    return band(first, all_pairs, x_ + first * width_);
+  }
+
+  // The same for x, the rows of the band alone.
+  Block<T> band(int64_t first, const Block<T>& all_pairs, const T* x) const {
     const Block<T> b = memory_of(first, all_pairs);
-    const T* x = x_ + first * width_;
     if (packs_once_) {
       fill_scores<T>(x, width_, packed_, b);
     } else {

@@ -38,9 +38,11 @@ class Side {
   // inverse norms. That saves the memory of the unit rows. The rows are then not read one by one.
   Side(const Tensor& x, bool cosine, T* memory = nullptr) : Side(x, x.size(1), cosine, memory) {}
   Side(const Tensor& x, int64_t width, bool cosine, T* memory, bool lazy = false)
-      : count(x.size(0)), width(width), from_(matrix(x)), cosine_(cosine),
-        in_place_(has_type<T>(x) && (cosine ? lazy && (x.stride(0) == 1 || x.stride(1) == 1)
-                                            : width == x.size(1) && x.is_contiguous())),
+      : Side(matrix(x), x.size(0), width, cosine, memory, lazy) {}
+  Side(const Matrix& x, int64_t count, int64_t width, bool cosine, T* memory, bool lazy)
+      : count(count), width(width), from_(x), cosine_(cosine),
+        in_place_(cosine ? lazy && (lies_by_rows<T>(x) || lies_by_columns<T>(x))
+                         : lies_by_rows<T>(x) && x.row_stride == width),
         memory_(in_place_ || memory ? 0 : count * width), inverse_(cosine ? count : 0),
         rows_(in_place_ ? static_cast<const T*>(from_.data) : memory ? memory : memory_) {
     T* const target = memory ? memory : memory_;

@@ -9,6 +9,7 @@ import fastsim
 from fastsim.backends.cpu import sizes
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cpu.workspace import Workspace
+from fastsim.engine.one_call import in_panels
 from tests.cases import CASES, call, inputs
 from tests.losses.test_losses import compare
 
@@ -39,11 +40,29 @@ def test_equals_the_oracle(case, rows, small_panels, monkeypatch, usable):
         compare(case, "cpu", dtype, SHAPE, seed=rows)
 
 
+def run(case, given, kept, monkeypatch):
+    keep(monkeypatch, case, kept)
+    tensors, others, options = given
+    value, grads = call(case.loss, tensors, others, options | {"backend": "cpu"})
+    return [value, *grads]
+
+
+@pytest.mark.parametrize("case", TWICE, ids=repr)
+def test_changes_nothing(case, small_panels, monkeypatch, usable):
+    """In one call, if it serves the loss."""
+    usable("cpu")
+    given = inputs(case, SHAPE, torch.float32, seed=30)
+    wanted = run(case, given, 0, monkeypatch)
+    for rows in BANDS:
+        results = run(case, given, rows, monkeypatch)
+        assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+
+
 @pytest.mark.parametrize("rows", BANDS)
 @pytest.mark.parametrize("case", TWICE, ids=repr)
-def test_spares_products_and_changes_nothing(case, rows, small_panels, monkeypatch, usable):
+def test_panels_spare_products_and_change_nothing(case, rows, small_panels, monkeypatch, usable):
     usable("cpu")
-    tensors, others, options = inputs(case, SHAPE, torch.float32, seed=31)
+    given = inputs(case, SHAPE, torch.float32, seed=31)
     scores = CpuBackend.scores
     products = 0
 
@@ -54,19 +73,13 @@ def test_spares_products_and_changes_nothing(case, rows, small_panels, monkeypat
 
     monkeypatch.setattr(CpuBackend, "scores", counted)
 
-    def run(kept):
-        nonlocal products
-        products = 0
-        keep(monkeypatch, case, kept)
-        value, grads = call(case.loss, tensors, others, options | {"backend": "cpu"})
-        return products, value, grads
-
-    made, value, grads = run(rows)
-    all_made, wanted, wanted_grads = run(0)
-    of_a_band = 2 if "guide" in options else 1  # the guide's scores are spared with it
-    assert all_made - made == BANDS[rows] * of_a_band
-    assert torch.equal(value, wanted)
-    assert all(torch.equal(a, b) for a, b in zip(grads, wanted_grads, strict=True))
+    with in_panels():
+        results = run(case, given, rows, monkeypatch)
+        made = products
+        wanted = run(case, given, 0, monkeypatch)
+    of_a_band = 2 if "guide" in given[2] else 1  # the scores of the guide are spared with it
+    assert products - 2 * made == BANDS[rows] * of_a_band
+    assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
 
 
 @pytest.mark.parametrize("case", TWICE, ids=repr)
@@ -81,8 +94,9 @@ def test_nothing_is_kept_without_a_gradient(case, small_panels, monkeypatch, usa
         kept.append(workspace.kept(block) is not None)
 
     monkeypatch.setattr(Workspace, "keep", recorded)
-    case.loss(*tensors, *others, **options, backend="cpu")
-    assert kept == [False] * 3
-    kept.clear()
-    call(case.loss, tensors, others, options | {"backend": "cpu"})
-    assert kept == [True] * 3
+    with in_panels():
+        case.loss(*tensors, *others, **options, backend="cpu")
+        assert kept == [False] * 3
+        kept.clear()
+        call(case.loss, tensors, others, options | {"backend": "cpu"})
+        assert kept == [True] * 3

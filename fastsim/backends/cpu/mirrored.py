@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from fastsim.backends.cpu import amx, blas
+from fastsim.backends.cpu import amx, blas, memory
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
 from fastsim.backends.panel import blocks_within
@@ -102,7 +102,7 @@ class Mirrored:
     def gradient(self, coefficients, dtype):
         """The gradient of the unit rows, in `dtype`."""
         multiply, unit = self.backend.multiply, self.unit
-        grad = torch.zeros(unit.shape, dtype=dtype, device=unit.device)
+        grad = memory.empty(unit.shape, dtype)
         for block in self._blocks():
             rows, columns = block
             panel = self.workspace.kept(block)
@@ -110,11 +110,13 @@ class Mirrored:
                 panel = self.backend.scores(unit, unit, block, self.workspace, self.tile)
             for part, place, transposed in self._parts(block, panel):
                 self._write(part, place, transposed, coefficients)
-            multiply(panel, unit[columns], grad[rows], accumulate=True)
+            # The first band of rows reaches every column. It is the first to write each row.
+            later = rows.start > 0
+            multiply(panel, unit[columns], grad[rows], accumulate=later or columns.start > 0)
             beyond = slice(max(columns.start, rows.stop), columns.stop)
             if beyond.start < beyond.stop:
                 above_diagonal = panel[:, beyond.start - columns.start :]
-                multiply(above_diagonal.t(), unit[rows], grad[beyond], accumulate=True)
+                multiply(above_diagonal.t(), unit[rows], grad[beyond], accumulate=later)
         return grad
 
     def _write(self, part, place, transposed, coefficients):

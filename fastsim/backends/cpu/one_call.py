@@ -16,7 +16,6 @@ from fastsim.backends.cpu import amx, amx_loss, blas, memory, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.sizes import (
     WIDEST,
-    are_two_panels,
     band_rows,
     is_one_block,
     rows_kept,
@@ -75,9 +74,7 @@ class InOneCall:
         panels = parts_are_faster(rows, columns, width, dtype, SMALL_OF_ONE_PART)
         if panels and (amx.is_matrix_unit() or not pairs.factors):
             return False
-        return is_one_block(rows, columns) or (
-            not self_similarity and _in_bands(tile, rows, columns)
-        )
+        return is_one_block(rows, columns) or (not self_similarity and _in_bands(tile, columns))
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
         shape = rows, columns, width
@@ -112,7 +109,7 @@ class InOneCall:
             x, y = amx.with_unit_stride(x), amx.with_unit_stride(y)
             amx_loss.loss(tile, x, y, arguments, results)
         else:
-            tall = band_rows(rows, columns)
+            tall = band_rows(rows, columns, _panels(tile.pairs))
             kept = rows_kept(rows, (tall, columns)) if tile.symmetric and needs_grad else 0
             _in_one_call(x, y, *arguments, tall, kept, *results)
         return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
@@ -211,18 +208,19 @@ def blas_is_faster(rows, columns, width, dtype):
     return large and blas.IN_USE and dtype != torch.float64 and not amx.parts(dtype)
 
 
-def _in_bands(tile, rows, columns):
+def _panels(pairs):
+    """The number of panels of scores that one call has in memory at once."""
+    return 1 + (pairs.guide is not None) + (pairs.factors is not None)
+
+
+def _in_bands(tile, columns):
     """Whether one call serves more rows than a block has, band by band.
 
     A symmetric softmax takes two passes over the bands. x compared with itself is left to
-    `mirrored`, which takes half the products. With a guide or
-    factors, only scores that fit into two panels are served: a larger second panel would come on
-    top of the memory that a large batch takes.
+    `mirrored`, which takes half the products.
     """
-    pairs = tile.pairs
-    one_panel = pairs.guide is None and pairs.factors is None
-    served = pairs.skip == "nothing" and (one_panel or are_two_panels(rows, columns))
-    return served and (tile.rows_alone or tile.symmetric) and columns <= WIDEST
+    in_bands = tile.rows_alone or tile.symmetric
+    return in_bands and tile.pairs.skip == "nothing" and columns <= WIDEST
 
 
 def as_numbers(dtype, *values):

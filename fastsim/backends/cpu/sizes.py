@@ -54,11 +54,13 @@ def are_two_panels(rows, columns):
     return rows * columns <= 2 * scores_of_a_panel()
 
 
-def band_rows(rows, columns):
-    """The rows of a band in one call: all rows if they are one block."""
+def band_rows(rows, columns, panels=1):
+    """The rows of a band in one call: all rows if they are one block. panels: as in
+    `block_shape`.
+    """
     if is_one_block(rows, columns):
         return max(rows, 1)
-    return block_shape(rows, columns, True, most=MOST_BAND_ROWS)[0]
+    return block_shape(rows, columns, True, panels, MOST_BAND_ROWS)[0]
 
 
 def rows_kept(rows, shape, most=None):
