@@ -172,22 +172,20 @@ def _in_panels(call, reduction):
     """The loss from the passes of the engine."""
     smoothing, batch = call.options["label_smoothing"], call.batch
     scale = inverse(call.options["temperature"], call.anchors)
-    if call.further.present:
-        return batch.reduce(_losses_with_further(call, scale), reduction)
-    weights = batch.row_weights(reduction, call.anchors)
-    if not smoothing:
-        return _candidate_losses(call, scale, weights, summed=weights is not None)
+    alone = not (call.further.present or smoothing)
+    if alone:
+        return _candidate_losses(call, scale, batch.row_weights(reduction, call.anchors))
     # The backward pass runs in reverse. So the term that needs the most memory comes last here: no
-    # gradients of the other term are alive during its backward pass.
-    above = batch.reduce(smoothing * _above_mean(call, scale), reduction)
-    return above + _candidate_losses(call, scale, weights)
+    # gradients of the other terms are alive during its backward pass.
+    above = _above_mean(call, scale) if smoothing else None
+    losses = (_losses_with_further if call.further.present else _candidate_losses)(call, scale)
+    if smoothing:
+        losses = losses + smoothing * above
+    return batch.reduce(losses, reduction)
 
 
-def _candidate_losses(call, scale, weights=None, *, summed=False):
-    """The losses (N,) of the candidates, or with weights their weighted sum.
-
-    summed: as in `tile_loss`.
-    """
+def _candidate_losses(call, scale, weights=None):
+    """The losses (N,) of the candidates, or with weights their weighted sum."""
 
     # fastsim/engine/prepared.py keeps this formula, so it must not hold the rows.
     options = call.specification_options(lambda rows: rows) | {"label_smoothing": 0.0}
@@ -212,7 +210,7 @@ def _candidate_losses(call, scale, weights=None, *, summed=False):
         batch=call.batch,
         formula=formula,
         backend=call.backend,
-        summed=summed,
+        summed=weights is not None,
     )
 
 
