@@ -14,12 +14,7 @@ import torch
 
 from fastsim.backends.cpu import amx, amx_loss, blas, memory, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
-from fastsim.backends.cpu.sizes import (
-    WIDEST,
-    band_rows,
-    is_one_block,
-    rows_kept,
-)
+from fastsim.backends.cpu.sizes import WIDEST, band_rows, is_one_block, rows_kept
 from fastsim.precision import compute_dtype
 
 SERVED = (

@@ -50,13 +50,14 @@ def is_one_block(rows, columns):
 
 
 def are_two_panels(rows, columns):
-    """Whether all scores fit into two panels: a large batch with a guide takes as much memory."""
+    """Whether all scores fit into two panels."""
     return rows * columns <= 2 * scores_of_a_panel()
 
 
 def band_rows(rows, columns, panels=1):
-    """The rows of a band in one call: all rows if they are one block. panels: as in
-    `block_shape`.
+    """The rows of a band in one call: all rows if they are one block.
+
+    panels: as in `block_shape`.
     """
     if is_one_block(rows, columns):
         return max(rows, 1)
