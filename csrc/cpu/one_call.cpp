@@ -16,15 +16,15 @@ namespace fastsim {
 namespace {
 
 // Scores of the same pairs by other embeddings, a guide's or the factors of the targets, one band
-// of rows at a time. Unit rows are made for each band; those of many columns are made for each
-// product.
+// of rows at a time. The unit rows of a band are made for it, and those of many columns for each
+// band.
 template <class T>
 class OtherPanel {
  public:
   OtherPanel(const Tensor& rows, const Tensor& columns, bool cosine, int64_t band_rows)
       : rows_(matrix(rows)), width_(rows.size(1)), cosine_(cosine),
         columns_(columns, width_, cosine, nullptr,
-                 band_rows < rows.size(0) && !Panel<T>::pack_once_pays(columns.size(0), width_)),
+                 Panel<T>::packs_again(rows.size(0), band_rows, columns.size(0), width_)),
         panel_(nullptr, rows.size(0), columns_.operand(), columns_.inverse(), columns_.count,
                width_, band_rows) {}
 
@@ -93,7 +93,7 @@ class Sides {
 };
 
 // The rows of a band, and the rows whose scores a symmetric loss keeps from its first pass to its
-// second.
+// second (0 for other losses).
 struct BandSizes {
   int64_t rows, kept;
 };
@@ -113,7 +113,7 @@ class LossOfWidth {
         losses_(arguments, all_, factor, to_x || to_y),
         metrics_(arguments.row_metrics, arguments.totals, all_.rows, options_.cosine),
         panel_(sides_.rows, all_.rows, sides_.columns().operand(), sides_.columns().inverse(),
-               all_.columns, width, sizes.rows, options_.symmetric ? sizes.kept : 0) {
+               all_.columns, width, sizes.rows, sizes.kept) {
     metrics_.add_row_potentials(sides_.rows);
     if (arguments.y) metrics_.add_column_potentials(sides_.columns());
     if (arguments.factor_rows) {
@@ -133,12 +133,12 @@ class LossOfWidth {
   }
 
  private:
-  // Whether columns are packed for each band, and multiplied by their inverse norms meanwhile, as
-  // pays if there are many. The metrics read unit rows.
+  // Whether columns are multiplied by their inverse norms while they are packed for each band. The
+  // metrics read unit rows.
   static bool is_lazy(const LossArguments& arguments, const BandSizes& sizes, int64_t width) {
     const Optional& y = arguments.y;
-    return y && sizes.rows < arguments.x.size(0) && !arguments.totals &&
-           !Panel<T>::pack_once_pays(y->size(0), width);
+    return y && !arguments.totals &&
+           Panel<T>::packs_again(arguments.x.size(0), sizes.rows, y->size(0), width);
   }
 
   Result in_one_pass() const {

@@ -34,6 +34,11 @@ class Panel {
     return columns * width * int64_t(sizeof(T)) <= kCached;
   }
 
+  // Whether there are several bands, for each of which y is packed again.
+  static bool packs_again(int64_t rows, int64_t band_rows, int64_t columns, int64_t width) {
+    return band_rows < rows && !pack_once_pays(columns, width);
+  }
+
   // Computes the scores of the band whose first row is `first`. all_pairs: what decides the roles
   // of all pairs of the matrix.
   Block<T> band(int64_t first, const Block<T>& all_pairs) const {

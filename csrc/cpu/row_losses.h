@@ -128,8 +128,8 @@ class RowLosses {
     std::optional<MetricsRecorder<T>> recorder;
     if (row_metrics) recorder.emplace(b, row_metrics);
     // Row metrics describe the scores before they are moved, but the kernels of the loss read them
-    // afterwards. So the metrics are recorded here.
-    if (row_metrics && moves_scores()) {
+    // afterwards. Those of a symmetric loss record no metrics. So the metrics are recorded here.
+    if (row_metrics && (moves_scores() || loss.symmetric)) {
       over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
         kernels().of<T>().record_metrics(b, {}, begin, end);
       });

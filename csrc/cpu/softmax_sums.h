@@ -49,17 +49,13 @@ class SoftmaxSums {
   }
 
   // Adds the scores of whole rows, on all threads. Row 0 of the block is row `row` of the matrix.
-  // Subtracts the margin from the positives' scores. With a common top there is one band.
+  // Subtracts the margin from the positives' scores. With a common top there is one band. Row
+  // metrics are recorded before (RowLosses).
   void add(const Block<T>& b, int64_t row) {
     if (!common_top_) {
       over(b.rows, b.columns, [&](int64_t begin, int64_t end) { add_rows(b, row, {begin, end}); });
       over(b.columns, b.rows, [&](int64_t begin, int64_t end) { add_columns(b, 0, {begin, end}); });
       return;
-    }
-    if (b.row_metrics) {
-      over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-        kernels().of<T>().record_metrics(b, {}, begin, end);
-      });
     }
     over_row_groups<T>(b.rows, b.columns, b.columns, {band_sums_.data(), 1, all_.columns}, [&] {
       return [&](int64_t begin, int64_t end, T* group_sums) {
