@@ -44,7 +44,7 @@ if "avx512" in INSTRUCTION_SETS:
     AMX["avx512_bf16"] = f"{INSTRUCTION_SETS['avx512']} -mavx512bf16 -DFASTSIM_AMX_DOTS"
     AMX["amx"] = f"{INSTRUCTION_SETS['avx512']} -mavx512bf16 -mamx-tile -mamx-bf16"
 CPU_STEMS = """amx_loss amx_ops batch_totals choose cosent counts further max_sim
-    max_sim_backward memory one_call ops prefix_rows rows sweep triplet"""
+    max_sim_backward memory mirrored one_call ops prefix_rows rows sweep triplet"""
 
 
 def compile_all(units, scratch):

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "mirrored.h"
 #include "operators.h"
 #include "panel.h"
 #include "row_losses.h"
@@ -43,7 +44,8 @@ class OtherPanel {
   const Panel<T> panel_;
 };
 
-// The rows and columns of the scores, and their gradients. Without y the rows are the columns too.
+// The rows and columns of the scores, and their gradients. Without y the rows are the columns too,
+// and all of them are one band.
 template <class T>
 class Sides {
  public:
@@ -58,20 +60,22 @@ class Sides {
     if (to_y && rows.count == 0) std::fill_n(to_y, columns().count * width, T(0));
   }
 
+  // Whether the columns are others than the rows.
+  bool two() const { return bool(y_); }
+
   const Side<T>& columns() const { return y_ ? *others_ : rows; }
 
   // Adds the products with the score gradients of the band of rows that starts at row `first`.
   void add_gradients(const Block<T>& b, int64_t first) const {
     const Side<T>& others = columns();
     const int64_t width = rows.width;
-    const T* const band = rows + first * width;
+    if (!y_ && to_x_) add_mirrored(b);  // for the gradients of both sides at once
     // The gradient of the band may be written over its unit rows, so that products with these come
     // first.
-    if (to_y_) multiply_panel<T>(b, band, width, to_y_, true, first > 0);
+    if (to_y_) multiply_panel<T>(b, rows + first * width, width, to_y_, true, first > 0);
     if (!to_x_) return;
-    if (!y_) multiply_panel<T>(b, band, width, to_x_, true, first > 0);
     T* const to_band = to_x_ + first * width;
-    multiply_panel<T>(b, others.operand(), others.inverse(), width, to_band, !y_);
+    multiply_panel<T>(b, others.operand(), others.inverse(), width, to_band, false);
   }
 
   // Replaces the gradients of the operands by those of x and y. Returns the sum over all pairs of
@@ -144,7 +148,7 @@ class LossOfWidth {
   Result in_one_pass() const {
     Result result;
     for (int64_t first = 0; first < all_.rows; first += band_rows_) {
-      const Block<T> b = panel_.band(first, all_);
+      const Block<T> b = band(first);
       prepare(b, first, metrics_.row_metrics(first),
               [&](const Block<T>& prepared) { result += losses_(prepared, first); });
       sides_.add_gradients(b, first);
@@ -161,14 +165,14 @@ class LossOfWidth {
     // From the last band to the first, whose memory bands that are not kept share.
     const int64_t last = (ceil_div(all_.rows, band_rows_) - 1) * band_rows_;
     for (int64_t first = last; first >= 0; first -= band_rows_) {
-      prepare(panel_.band(first, all_), first, metrics_.row_metrics(first),
+      prepare(band(first), first, metrics_.row_metrics(first),
               [&](const Block<T>& b) { sums.add(b, first); });
     }
     const Result result = sums.finish(losses_.row_inputs.weights);
     if (!loss.score_grad) return result;
     for (int64_t first = 0; first < all_.rows; first += band_rows_) {
       const bool kept = panel_.is_kept(first);
-      const Block<T> b = kept ? panel_.memory_of(first, all_) : panel_.band(first, all_);
+      const Block<T> b = kept ? panel_.memory_of(first, all_) : band(first);
       if (kept) {
         sums.score_grad(b, first, T(0));  // the first pass has subtracted the margin
       } else {
@@ -178,6 +182,14 @@ class LossOfWidth {
       sides_.add_gradients(b, first);
     }
     return result;
+  }
+
+  // The scores of the band whose first row is `first`.
+  Block<T> band(int64_t first) const {
+    if (sides_.two()) return panel_.band(first, all_);
+    const Block<T> whole = panel_.memory_of(first, all_);
+    mirrored_scores<T>(sides_.rows, sides_.rows.width, whole);
+    return whole;
   }
 
   // Calls run(block) with the scores of a band after the steps before the loss (RowLosses).
@@ -221,6 +233,8 @@ void in_one_call(Tensor x, Optional y, LOSS_PARAMETERS, int64_t tall, int64_t ke
       !prefixes || (options.prefixes.back().width == full_width && !row_metrics && !totals),
       "fastsim: in_one_call: wanted the last prefix to have the full width, and no metrics");
   STD_TORCH_CHECK(y || !grad_y, "fastsim: grad_y: wanted y too");
+  STD_TORCH_CHECK(y || tall >= x.size(0), "fastsim: tall: wanted all ", x.size(0),
+                  " rows of x compared with itself, got ", tall);
   const int64_t rows = x.size(0), columns = y ? y->size(0) : 0;
   if (y) check_matrix(*y, "y", columns, full_width);
   check_sides(arguments, rows, y ? columns : rows);

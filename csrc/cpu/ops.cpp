@@ -88,21 +88,6 @@ void leave_out_above(Tensor panel, Tensor guide, Tensor thresholds) {
   });
 }
 
-// to (+)= from^T.
-void transpose(Tensor from, Tensor to, bool add) {
-  with_type(to, "to", [&](auto type) {
-    using T = decltype(type);
-    Block<T> a{}, b{};
-    take_panel(from, a, "from");
-    take_panel(to, b, "to");
-    if (a.rows != b.columns || a.columns != b.rows) refuse("from", from, "to's size, transposed");
-    over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().transpose(a.scores, a.stride, b.scores, b.stride, b.columns, add, begin,
-                                  end);
-    });
-  });
-}
-
 // ---- constants that Python has to agree with ----
 
 std::string instruction_set() { return kernels().name; }
@@ -163,7 +148,6 @@ std::vector<Operator> operators() {
       OPERATOR(multiply, "(Tensor panel, Tensor right, Tensor(out!) out, bool transposed, "
                          "bool add) -> ()"),
       OPERATOR(leave_out_above, "(Tensor(panel!) panel, Tensor guide, Tensor thresholds) -> ()"),
-      OPERATOR(transpose, "(Tensor from, Tensor(to!) to, bool add) -> ()"),
       OPERATOR(instruction_set, "() -> str"),
       OPERATOR(tile_rows, "() -> int"),
       OPERATOR(most_levels, "() -> int"),

@@ -191,5 +191,35 @@ Fields with_column_sums(Fields fields, [[maybe_unused]] T* sums) {
 #define VALUES(name)
 #include "kernels.inc"
 
+// The same for the block's rows from `at` on. unread: what takes the place of the states of all
+// rows, or null.
+#define FUNCTION(...)
+#define PAIRS_KERNEL(kernel, Fields, pass, needed, ...)                                           \
+  template <class T>                                                                              \
+  Fields<T> from_row(Fields<T> fields, [[maybe_unused]] int64_t at,                               \
+                     [[maybe_unused]] double* unread) {                                           \
+    __VA_ARGS__                                                                                   \
+    return fields;                                                                                \
+  }
+#define NUMBER(name)
+#define FLAG(name)
+#define COUNT(name)
+#define INPUT(name) fields.name += at;
+#define MAYBE_INPUT(name) \
+  if (fields.name) fields.name += at;
+#define OUTPUT(name) fields.name += at;
+#define STATE(name) fields.name = unread ? unread : fields.name + at;
+#define SUMS(name)
+#define COLUMN_INPUT(name)
+#define MAYBE_COLUMN_INPUT(name)
+#define COLUMN_STATE(name)
+#define LEVEL_INPUT(name)
+#define LEVEL_STATE(name) fields.name += 4 * at * fields.values.count;
+#define INDICES(name) fields.name += at;
+#define OUTPUT_OF_K(name) fields.name += at * fields.k;
+#define INDICES_OF_K(name) fields.name += at * fields.k;
+#define VALUES(name)
+#include "kernels.inc"
+
 }  // namespace
 }  // namespace fastsim

@@ -12,7 +12,7 @@ import torch
 
 from fastsim.backends.cpu import amx_loss, sizes
 from fastsim.backends.torch import panels
-from fastsim.cli.products import PRODUCTS
+from fastsim.cli.products import ONE_SET, PRODUCTS
 from fastsim.training.counted import counted
 
 GATHER, RING = "gather", "ring"
@@ -118,7 +118,10 @@ def _panel(plan, operand):
         what = "scores and score gradients, of the torch backend"
         return "panel", (2 * FLOAT + operand) * scores, what
     kept = sizes.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
-    scores = min(plan.rows * columns, max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns))
+    panel = max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns)
+    if plan.loss in ONE_SET and plan.ranks == 1:
+        panel += sizes.KEPT
+    scores = min(plan.rows * columns, panel)
     size = FLOAT * (scores + columns * plan.dim)
     if kept:  # more on a matrix unit. Candidates are packed twice, a number as three of 2 bytes.
         most = FLOAT * plan.rows * columns + 2 * 3 * 2 * columns * plan.dim

@@ -19,3 +19,6 @@ PRODUCTS = {
     "full_triplet": (1, 1),
     "batch_hard_triplet": (1, 1),
 }
+# Losses of one set of embeddings, of whose scores the `cpu` backend keeps some
+# (fastsim/backends/cpu/mirrored.py).
+ONE_SET = {"sup_con", "multi_similarity", "circle"}

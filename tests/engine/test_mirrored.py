@@ -57,12 +57,11 @@ def calls(monkeypatch, in_passes, usable):
     monkeypatch.setattr(mirrored, "FEWEST", 1)
     monkeypatch.setattr(mirrored, "NARROWEST", dict.fromkeys(range(4), 1))
     monkeypatch.setattr(mirrored, "SIDE", 64)
-    monkeypatch.setattr(mirrored, "PART", 64 * 24)
     made = mirrored.Mirrored.__init__
 
-    def noted(self, *arguments):
+    def noted(self, *arguments, **options):
         taken.append(arguments)
-        made(self, *arguments)
+        made(self, *arguments, **options)
 
     monkeypatch.setattr(mirrored.Mirrored, "__init__", noted)
     return taken
@@ -74,25 +73,42 @@ def calls(monkeypatch, in_passes, usable):
     ids=names,
 )
 def test_equals_the_oracle(case, wide, calls, monkeypatch):
-    """In blocks of part of a row and of all of it, whose scores are kept."""
+    """In blocks of part of a row and of all of it, of which none, some or all scores are kept."""
     monkeypatch.setattr(sizes, "PANEL", 64 * wide)
-    monkeypatch.setattr(sizes, "KEPT", 130 * 130 if wide == 256 else 0)
+    monkeypatch.setattr(sizes, "KEPT", {64: 0, 128: 64 * 70, 256: 130 * 130}[wide])
     compare(case, "cpu", torch.float32, SHAPE, seed=wide)
     assert calls
+
+
+@pytest.mark.parametrize("case", ALONE, ids=names)
+def test_one_call_equals_the_oracle(case, usable):
+    """It mirrors the scores too, with all of them in memory."""
+    usable("cpu")
+    compare(case, "cpu", torch.float32, (230, 230, 18), seed=7)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("name", BOTH)
 def test_one_tensor_on_both_sides(name, reduction, calls):
+    assert_same(BOTH[name], reduction)
+    assert calls
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_one_tensor_on_both_sides_in_one_call(name, usable):
+    usable("cpu")
+    assert_same(BOTH[name], "mean")
+
+
+def assert_same(loss_of, reduction):
     """In double precision, where the dense formula has the same terms in another order."""
     x = torch.randn(130, 18, dtype=torch.float64, generator=fresh(), requires_grad=True)
     weights = torch.rand(130, dtype=torch.float64, generator=fresh())
     found = []
     for backend in ("cpu", "eager"):
-        loss = BOTH[name](x, backend=backend, reduction=reduction)
+        loss = loss_of(x, backend=backend, reduction=reduction)
         total = (loss * weights).sum() if reduction == "none" else loss
         found.append((total.detach(), *torch.autograd.grad(total, x)))
-    assert calls
     eps = torch.finfo(torch.float64).eps
     for got, expected in zip(*found, strict=True):
         # Terms of a sum of 130 that may cancel: of the size of the largest result, times the scale.

@@ -23,12 +23,14 @@ OTHERS = 6 * MIB  # states of rows, a band's temporaries, pages of the allocator
 class Held(NamedTuple):
     """operands: as above. scored: a guide or a teacher, whose rows are made unit rows as they are
     multiplied, with a panel of their own. kept: whether scores are kept from the first pass to the
-    second. swept: whether there is a panel of each prefix.
+    second. mirrored: whether kept scores have memory beside the panel. swept: whether there is a
+    panel of each prefix.
     """
 
     operands: int = 1
     scored: int = 0
     kept: bool = False
+    mirrored: bool = False
     swept: bool = False
 
 
@@ -36,6 +38,8 @@ class Held(NamedTuple):
 USUAL = Held()
 # Computed in one call, which reads the columns as they are. The unit rows become their gradient.
 IN_ONE_CALL = Held(0)
+# x compared with itself.
+MIRRORED = Held(mirrored=True)
 HELD = {
     "info_nce": IN_ONE_CALL,
     "info_nce biased": IN_ONE_CALL,
@@ -48,6 +52,9 @@ HELD = {
     "matrix_mse": IN_ONE_CALL,
     "info_nce symmetric": Held(kept=True),
     "cosent_matrix": Held(kept=True),
+    "sup_con": MIRRORED,
+    "multi_similarity": MIRRORED,
+    "circle": MIRRORED,
     # A part's gradient is made beside the sum of the others.
     "info_nce directions": Held(2),
     "info_nce own negatives": Held(2),
@@ -68,6 +75,8 @@ def allowed(held):
     panel = 4 * shape[0] * (shape[1] + ODD)
     if held.kept:
         panel = max(panel, 4 * sizes.KEPT)
+    if held.mirrored:
+        panel += 4 * sizes.KEPT
     if held.swept:
         panel *= len(prefixes(WIDTH))
     # Other products than the engine's own in float32 need their own form of the columns.

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from fastsim.backends.cpu import amx, blas, memory
+from fastsim.backends.cpu import amx, blas, memory, sizes
 from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
 from fastsim.backends.panel import blocks_within
@@ -27,8 +27,8 @@ FEWEST = 1024  # rows: with fewer, too many of the scores are in blocks on the d
 NARROWEST = {0: 128, 3: 256}
 SIDE = 192  # a block is a multiple of it high: whole register tiles, and whole column panels
 MOST_SIDES = 2
+WORTH_KEEPING = 8  # keeping fewer than 1/8 of the scores saves less than 3 % of the products
 BANDS = 8  # of rows, at least: both halves of the blocks on the diagonal are computed
-PART = 1 << 17  # scores transposed at a time: half a megabyte in float32, which stays in cache
 
 
 def mirrors(tile, unit):
@@ -40,76 +40,110 @@ def mirrors(tile, unit):
     pairs = tile.pairs
     options = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
     symmetric = all(option is None for option in options) and not pairs.offset
+    # A second forward operator would find the pairs that the first has left out by their ids.
+    symmetric = symmetric and not (tile.hardness and pairs.row_ids is not None)
     by_rows = tile.rows_alone and not tile.whole_rows and not tile.group
     return by_rows and symmetric and faster
+
+
+class _Operators:
+    """The operators on a band and on its transpose (csrc/cpu/mirrored.cpp).
+
+    rows: the number of rows. score_grad: whether each score becomes the sum of the score gradients
+    of both its pairs.
+    """
+
+    def __init__(self, rows, *, score_grad):
+        self._arguments = rows, score_grad
+
+    def __getattr__(self, name):
+        operator = getattr(torch.ops.fastsim_cpu, f"mirrored_{name}")
+        return lambda panel, *rest: operator(panel, *self._arguments, *rest)
+
+
+class _Workspace(Workspace):
+    """A workspace whose panels get memory of their own, and are kept, while there is room.
+
+    room: the number of scores that there is still room for. Bands have different widths, so that
+    all of them have half of all scores.
+    """
+
+    def __init__(self, unit, tall, wide, room):
+        super().__init__(unit, tall, wide)
+        self.unit, self.room = unit, room
+
+    def panel(self, block):
+        rows, columns = block
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        if height * width > self.room:
+            return super().panel(block)
+        self.room -= height * width
+        self.keep(block, panel_in(panel_memory(self.unit, height, width), block))
+        return self._kept[_place(block)]
+
+    def keep(self, block, panel):
+        self._kept[_place(block)] = panel
+
+    def kept(self, block):
+        return self._kept.pop(_place(block), None)
+
+
+def _place(block):
+    return block[0].start, block[1].start
 
 
 class Mirrored:
     """The passes that `Backend.mirrored` returns."""
 
-    def __init__(self, backend, tile, unit, panel, kept):
+    def __init__(self, backend, tile, unit, *, keep):
         self.backend, self.tile, self.unit = backend, tile, unit
-        rows = len(unit)
-        # With a margin or ids the forward pass changes the scores in a panel, for the pairs (i, j)
-        # but not for (j, i), so the panel cannot be kept. All scores are kept or none: memory for
-        # some of them would come on top of the memory that a large batch takes.
-        changed = tile.margin or tile.pairs.row_ids is not None
-        kept = 0 if changed or kept < rows * rows else rows
+        rows, panel = len(unit), sizes.scores_of_a_panel()
         sides = min(MOST_SIDES, rows // (BANDS * SIDE), math.isqrt(panel) // SIDE)
         tall = SIDE * max(1, sides)
         wide = max(tall, panel // tall // SIDE * SIDE)
         self.shape = tall, min(wide, rows)
-        self.workspace = Workspace(unit, *self.shape, kept if wide >= rows else 0)
-        self.transposed = panel_memory(unit, max(PART // tall, tall), tall)
+        # The forward pass subtracts the margin of a softmax from scores in a panel, and leaves out
+        # pairs by their ids: for the pairs (i, j), not for (j, i). Such a panel cannot be kept.
+        changed = tile.pairs.row_ids is not None or (tile.kind == "softmax" and tile.margin)
+        self.keeps = keep and not changed
+        worth_it = self.keeps and rows * rows <= 2 * sizes.KEPT * WORTH_KEEPING
+        self.workspace = _Workspace(unit, *self.shape, sizes.KEPT if worth_it else 0)
+        self.everything = slice(0, rows), slice(0, rows)
 
     def _blocks(self):
         rows = len(self.unit)
         return list(blocks_within(rows, rows, *self.shape, lower=True))
 
-    def _parts(self, block, panel):
-        """Yields (part of the panel, its block, memory for its transpose) for each part.
-
-        The memory is None for the part on the diagonal, which contains its own transpose.
-        """
+    def _pairs(self, block):
+        """The place of a block, and the arguments about all pairs."""
         rows, columns = block
-        left = columns.start
-        while left < columns.stop:
-            on_diagonal = left < rows.stop
-            width = rows.stop - left if on_diagonal else self.transposed.shape[0]
-            part = slice(left, min(columns.stop, left + width))
-            transposed = None if on_diagonal else panel_in(self.transposed, (part, rows))
-            inside = slice(part.start - columns.start, part.stop - columns.start)
-            yield panel[:, inside], (rows, part), transposed
-            left = part.stop
+        return rows.start, columns.start, *pair_arguments(self.tile.pairs, self.everything)[2:]
 
     def forward(self):
         """The state of the rows."""
         rows = len(self.unit)
         state = forward_of(self.tile, rows, rows)
+        state.library = _Operators(rows, score_grad=False)
         for block in reversed(self._blocks()):
             panel = self.backend.scores(self.unit, self.unit, block, self.workspace, self.tile)
-            for part, place, transposed in self._parts(block, panel):
-                if transposed is not None:
-                    torch.ops.fastsim_cpu.transpose(part, transposed, False)
-                    self._add(state, transposed, place[::-1])
-                self._add(state, part, place)
+            state.add(panel, self._pairs(block), self.everything)
+        if self.keeps:  # the last panel is the first that `gradient` needs
             self.workspace.keep(block, panel)
+        self.workspace.room = 0
         return state.result()
-
-    def _add(self, state, panel, block):
-        state.add(panel, pair_arguments(self.tile.pairs, block), block)
 
     def gradient(self, coefficients, dtype):
         """The gradient of the unit rows, in `dtype`."""
         multiply, unit = self.backend.multiply, self.unit
+        library = _Operators(len(unit), score_grad=True)
         grad = memory.empty(unit.shape, dtype)
         for block in self._blocks():
             rows, columns = block
             panel = self.workspace.kept(block)
             if panel is None:
                 panel = self.backend.scores(unit, unit, block, self.workspace, self.tile)
-            for part, place, transposed in self._parts(block, panel):
-                self._write(part, place, transposed, coefficients)
+            pairs = self._pairs(block)
+            write_score_grad(self.tile, panel, pairs, self.everything, coefficients, library)
             # The first band of rows reaches every column. It is the first to write each row.
             later = rows.start > 0
             multiply(panel, unit[columns], grad[rows], accumulate=later or columns.start > 0)
@@ -118,18 +152,3 @@ class Mirrored:
                 above_diagonal = panel[:, beyond.start - columns.start :]
                 multiply(above_diagonal.t(), unit[rows], grad[beyond], accumulate=later)
         return grad
-
-    def _write(self, part, place, transposed, coefficients):
-        """Replaces the scores of a part of a panel by its part of H."""
-        if transposed is not None:
-            torch.ops.fastsim_cpu.transpose(part, transposed, False)
-            self._score_grad(transposed, place[::-1], coefficients)
-        self._score_grad(part, place, coefficients)
-        if transposed is None:
-            transposed = panel_in(self.transposed, place)
-            transposed.copy_(part)
-        torch.ops.fastsim_cpu.transpose(transposed, part, True)
-
-    def _score_grad(self, panel, block, coefficients):
-        pairs = pair_arguments(self.tile.pairs, block)
-        write_score_grad(self.tile, panel, pairs, block, coefficients)

@@ -14,7 +14,7 @@ import torch
 
 from fastsim.backends.cpu import amx, amx_loss, blas, memory, triplet
 from fastsim.backends.cpu.library import UNAVAILABLE
-from fastsim.backends.cpu.sizes import WIDEST, band_rows, is_one_block, rows_kept
+from fastsim.backends.cpu.sizes import KEPT, WIDEST, band_rows, is_one_block, rows_kept
 from fastsim.precision import compute_dtype
 
 SERVED = (
@@ -69,7 +69,9 @@ class InOneCall:
         panels = parts_are_faster(rows, columns, width, dtype, SMALL_OF_ONE_PART)
         if panels and (amx.is_matrix_unit() or not pairs.factors):
             return False
-        return is_one_block(rows, columns) or (not self_similarity and _in_bands(tile, columns))
+        if self_similarity:  # larger batches are left to `mirrored`
+            return rows * rows * _panels(pairs) <= KEPT
+        return is_one_block(rows, columns) or _in_bands(tile, columns)
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
         shape = rows, columns, width
@@ -104,7 +106,7 @@ class InOneCall:
             x, y = amx.with_unit_stride(x), amx.with_unit_stride(y)
             amx_loss.loss(tile, x, y, arguments, results)
         else:
-            tall = band_rows(rows, columns, _panels(tile.pairs))
+            tall = max(rows, 1) if y is None else band_rows(rows, columns, _panels(tile.pairs))
             kept = rows_kept(rows, (tall, columns)) if tile.symmetric and needs_grad else 0
             _in_one_call(x, y, *arguments, tall, kept, *results)
         return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
@@ -211,8 +213,7 @@ def _panels(pairs):
 def _in_bands(tile, columns):
     """Whether one call serves more rows than a block has, band by band.
 
-    A symmetric softmax takes two passes over the bands. x compared with itself is left to
-    `mirrored`, which takes half the products.
+    A symmetric softmax takes two passes over the bands.
     """
     in_bands = tile.rows_alone or tile.symmetric
     return in_bands and tile.pairs.skip == "nothing" and columns <= WIDEST

@@ -149,7 +149,7 @@ class Panels:
     def mirrored(self, tile, unit, *, keep=False):
         if not mirrors(tile, unit):
             return None
-        return Mirrored(self, tile, unit, sizes.scores_of_a_panel(), sizes.KEPT if keep else 0)
+        return Mirrored(self, tile, unit, keep=keep)
 
     def sweeps(self, tile, dtype, device):
         return tile.kind in SWEPT

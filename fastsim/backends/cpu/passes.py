@@ -36,7 +36,7 @@ def in_type(dtype, coefficients):
 
 
 class _SoftmaxForward:
-    library = _LIBRARY  # the operators; a sweep sets others
+    library = _LIBRARY  # the operators; a sweep and `Mirrored` set others
 
     def __init__(self, tile, rows, columns, widths=()):
         self.tile = tile
@@ -127,6 +127,8 @@ class _SquaredErrorForward:
 class _RowsForward:
     """A kind with a state of rows alone, and the operators <kind>_forward and <kind>_score_grad."""
 
+    library = _LIBRARY
+
     def __init__(self, tile, rows, columns):
         self.tile = tile
         self.state = [state_of(rows, fill=fill) for part in tile.parts for fill in part.fills]
@@ -148,7 +150,7 @@ class _RowsForward:
         _rows_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
 
     def _run(self, panel, pairs, state):
-        forward = getattr(torch.ops.fastsim_cpu, f"{self.tile.kind}_forward")
+        forward = getattr(self.library, f"{self.tile.kind}_forward")
         known = (self.known,) if self.tile.whole_rows else ()
         forward(panel, *pairs, *_parameters(self.tile), *known, *state)
 
@@ -168,7 +170,7 @@ class _DebiasedForward(_RowsForward):
         _debiased_score_grad(self.tile, panel, pairs, (slice(None), None), coefficients)
 
     def _run(self, panel, pairs, state):
-        tile, forward = self.tile, torch.ops.fastsim_cpu.multi_similarity_forward
+        tile, forward = self.tile, self.library.multi_similarity_forward
         forward(panel, *pairs, tile.hard_scale, tile.scale, *state[:4])
         if tile.hardness:
             unused = state_of(len(state[0]), fill=EMPTY), state_of(len(state[0]))

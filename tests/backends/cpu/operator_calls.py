@@ -119,6 +119,14 @@ def of_sweep(kernel):
     }
 
 
+def of_mirrored(kernel):
+    """The same over a band of the scores of rows with themselves."""
+    of_columns = {"column_ids": torch.arange(ROWS) + ROWS, "column_groups": torch.arange(ROWS)}
+    band = {"panel": floats(2, ROWS - 1), "row0": 1, "column0": 1, "count": ROWS}
+    given = of_kernel(kernel) | of_columns | band
+    return given | {"score_grad": False, "row_metrics": None}
+
+
 def in_one_call():
     numbers = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, float("inf"), 0.0, 1.0, 0, 0, 1, 0, 0, 1]
     names = ["column_bias", "row_shift", "positive_weights", "weights"]
@@ -231,7 +239,6 @@ CALLS = {
     "leave_out_above": lambda: {
         **{"panel": floats(N, M), "guide": floats(N, M), "thresholds": floats(N)},
     },
-    "transpose": lambda: {"from": floats(N, M), "to": floats(M, N), "add": False},
     "unit_rows": lambda: sides("x", "unit", inverse=floats(N)),
     "unit_rows_backward": lambda: sides(
         "grad_unit", "x", "grad", inverse=floats(N), factor=1.0, dots=floats(N)
@@ -295,6 +302,10 @@ CALLS = {
     **{
         f"sweep_{name}": lambda name=name: of_sweep(name)
         for name in ("softmax_forward", "sigmoid", "softmax_both_score_grad")
+    },
+    **{
+        f"mirrored_{name}": lambda name=name: of_mirrored(name)
+        for name in ("softmax_forward", "sigmoid", "circle_score_grad")
     },
 }
 if amx.name():

@@ -33,13 +33,13 @@ SAY_SIZES = {"x", "panel", "panels", "anchors", "scores", "values", "right", "y"
 FREE = {
     *{("equal_counts", "among"), ("batch_totals", "row_metrics"), ("further", "references")},
     *{("chosen_rows", "y"), ("pack_panels", "y")},
+    *{(name, "panel") for name in CALLS if name.startswith("mirrored_")},
 }
 # What an error names in the place of another.
 NAMED = {
     ("chosen_rows", "columns"): "values",
     ("chosen_rows_backward", "columns"): "values",
     ("prefix_rows_backward", "grad"): "x",
-    ("transpose", "to"): "from",
 }
 
 
@@ -150,6 +150,12 @@ VALUES = [
         {"row_metrics": doubles(N, len(ROW_METRICS))},
         "row_metrics: wanted none in a sweep",
     ),
+    ("mirrored_sigmoid", {"row_metrics": doubles(N, len(ROW_METRICS))}, "row_metrics: wanted none"),
+    ("mirrored_sigmoid", {"column0": 2}, "row0, column0: wanted a band of 6 rows .* got 1, 2"),
+    ("mirrored_sigmoid", {"row0": 0, "column0": 1}, "row0, column0: .* got 0, 1"),
+    ("mirrored_sigmoid", {"row0": -1, "column0": -1}, "row0, column0: .* got -1, -1"),
+    ("mirrored_sigmoid", {"panel": floats(2, 1)}, "row0, column0: .* on or above the diagonal"),
+    ("in_one_call", {"y": None, "grad_y": None, "tall": N - 1}, "tall: wanted all 6 rows"),
 ]
 if "amx_loss" in CALLS:
     SYMMETRIC = CALLS["amx_loss"]()["numbers"]
