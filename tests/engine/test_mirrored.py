@@ -136,6 +136,33 @@ def test_where_scores_are_counted_all_are_computed(calls):
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+def test_the_hardest_pairs_are_those_of_all_scores(distance, calls, monkeypatch):
+    """Also among equal rows, of which the first counts."""
+    monkeypatch.setattr(sizes, "CHEAP", 0)
+    monkeypatch.setattr(sizes, "PANEL", 64 * 64)
+    generator = fresh()
+    x = torch.randn(60, 18, generator=generator).repeat(5, 1)
+    groups, found, taken = torch.randint(0, 40, (300,), generator=generator), [], []
+    monkeypatch.setattr(mirrored, "bands", _noted(mirrored.bands, taken))
+    for fewest in (1, 301):
+        monkeypatch.setattr(mirrored, "FEWEST", fewest)
+        found.append(fastsim.hardest_pairs(x, groups, distance=distance, backend="cpu"))
+        assert len(taken) == 1
+    for got, expected in zip(*found, strict=True):
+        assert torch.equal(got, expected)
+
+
+def _noted(function, taken):
+    """`function`, which adds its arguments to `taken`."""
+
+    def call(*arguments):
+        taken.append(arguments)
+        return function(*arguments)
+
+    return call
+
+
 def test_bits_do_not_depend_on_threads(calls):
     generator = fresh()
     x = torch.randn(1100, 24, generator=generator, requires_grad=True)

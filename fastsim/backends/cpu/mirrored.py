@@ -33,20 +33,39 @@ BANDS = 8  # of rows, at least: both halves of the blocks on the diagonal are co
 
 def mirrors(tile, unit):
     """Whether `Mirrored` can compute this loss of unit rows, and is faster."""
-    rows, width = unit.shape
-    parts = amx.parts_of(unit) if amx.is_matrix_unit() else 0
-    narrowest = math.inf if blas.serves(unit) else NARROWEST.get(parts, math.inf)
-    faster = rows >= FEWEST and width >= narrowest
     pairs = tile.pairs
     options = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
     symmetric = all(option is None for option in options) and not pairs.offset
     # A second forward operator would find the pairs that the first has left out by their ids.
     symmetric = symmetric and not (tile.hardness and pairs.row_ids is not None)
     by_rows = tile.rows_alone and not tile.whole_rows and not tile.group
-    return by_rows and symmetric and faster
+    return by_rows and symmetric and pays(unit)
 
 
-class _Operators:
+def pays(unit):
+    """Whether half of the products of rows with themselves cost more than mirroring them."""
+    rows, width = unit.shape
+    parts = amx.parts_of(unit) if amx.is_matrix_unit() else 0
+    narrowest = math.inf if blas.serves(unit) else NARROWEST.get(parts, math.inf)
+    return rows >= FEWEST and width >= narrowest
+
+
+def bands(rows):
+    """(the blocks of a pass over the scores of rows with themselves, their largest shape)."""
+    panel = sizes.scores_of_a_panel()
+    sides = min(MOST_SIDES, rows // (BANDS * SIDE), math.isqrt(panel) // SIDE)
+    tall = SIDE * max(1, sides)
+    wide = min(max(tall, panel // tall // SIDE * SIDE), rows)
+    return list(blocks_within(rows, rows, tall, wide, lower=True)), (tall, wide)
+
+
+def pairs_of_band(pairs, block, rows):
+    """The place of a block, and the arguments about all pairs, for `Operators`."""
+    everything = slice(0, rows), slice(0, rows)
+    return block[0].start, block[1].start, *pair_arguments(pairs, everything)[2:]
+
+
+class Operators:
     """The operators on a band and on its transpose (csrc/cpu/mirrored.cpp).
 
     rows: the number of rows. score_grad: whether each score becomes the sum of the score gradients
@@ -97,36 +116,24 @@ class Mirrored:
 
     def __init__(self, backend, tile, unit, *, keep):
         self.backend, self.tile, self.unit = backend, tile, unit
-        rows, panel = len(unit), sizes.scores_of_a_panel()
-        sides = min(MOST_SIDES, rows // (BANDS * SIDE), math.isqrt(panel) // SIDE)
-        tall = SIDE * max(1, sides)
-        wide = max(tall, panel // tall // SIDE * SIDE)
-        self.shape = tall, min(wide, rows)
+        rows = len(unit)
+        self.blocks, shape = bands(rows)
         # The forward pass subtracts the margin of a softmax from scores in a panel, and leaves out
         # pairs by their ids: for the pairs (i, j), not for (j, i). Such a panel cannot be kept.
         changed = tile.pairs.row_ids is not None or (tile.kind == "softmax" and tile.margin)
         self.keeps = keep and not changed
         worth_it = self.keeps and rows * rows <= 2 * sizes.KEPT * WORTH_KEEPING
-        self.workspace = _Workspace(unit, *self.shape, sizes.KEPT if worth_it else 0)
+        self.workspace = _Workspace(unit, *shape, sizes.KEPT if worth_it else 0)
         self.everything = slice(0, rows), slice(0, rows)
-
-    def _blocks(self):
-        rows = len(self.unit)
-        return list(blocks_within(rows, rows, *self.shape, lower=True))
-
-    def _pairs(self, block):
-        """The place of a block, and the arguments about all pairs."""
-        rows, columns = block
-        return rows.start, columns.start, *pair_arguments(self.tile.pairs, self.everything)[2:]
 
     def forward(self):
         """The state of the rows."""
-        rows = len(self.unit)
+        unit, rows = self.unit, len(self.unit)
         state = forward_of(self.tile, rows, rows)
-        state.library = _Operators(rows, score_grad=False)
-        for block in reversed(self._blocks()):
-            panel = self.backend.scores(self.unit, self.unit, block, self.workspace, self.tile)
-            state.add(panel, self._pairs(block), self.everything)
+        state.library = Operators(rows, score_grad=False)
+        for block in reversed(self.blocks):
+            panel = self.backend.scores(unit, unit, block, self.workspace, self.tile)
+            state.add(panel, pairs_of_band(self.tile.pairs, block, rows), self.everything)
         if self.keeps:  # the last panel is the first that `gradient` needs
             self.workspace.keep(block, panel)
         self.workspace.room = 0
@@ -135,14 +142,14 @@ class Mirrored:
     def gradient(self, coefficients, dtype):
         """The gradient of the unit rows, in `dtype`."""
         multiply, unit = self.backend.multiply, self.unit
-        library = _Operators(len(unit), score_grad=True)
+        library = Operators(len(unit), score_grad=True)
         grad = memory.empty(unit.shape, dtype)
-        for block in self._blocks():
+        for block in self.blocks:
             rows, columns = block
             panel = self.workspace.kept(block)
             if panel is None:
                 panel = self.backend.scores(unit, unit, block, self.workspace, self.tile)
-            pairs = self._pairs(block)
+            pairs = pairs_of_band(self.tile.pairs, block, len(unit))
             write_score_grad(self.tile, panel, pairs, self.everything, coefficients, library)
             # The first band of rows reaches every column. It is the first to write each row.
             later = rows.start > 0

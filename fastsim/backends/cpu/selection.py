@@ -2,7 +2,7 @@
 
 import torch
 
-from fastsim.backends.cpu import amx, blas, sizes
+from fastsim.backends.cpu import amx, blas, mirrored, sizes
 from fastsim.backends.cpu.passes import pair_arguments
 from fastsim.backends.cpu.workspace import Workspace
 from fastsim.backends.panel import blocks_within
@@ -47,6 +47,18 @@ class Selection:
         rows = x.shape[0]
         low, high = x.new_full((rows,), -EMPTY), x.new_full((rows,), EMPTY)
         lowest, highest = (torch.full((rows,), -1, device=x.device) for _ in range(2))
+        found = low, lowest, high, highest
+        if x is y and not pairs.offset and mirrored.pays(x):
+            blocks, shape = mirrored.bands(rows)
+            workspace = Workspace(x, *shape)
+            operators = mirrored.Operators(rows, score_grad=False)
+            # In this order each row finds its columns in ascending order.
+            for block in blocks:
+                panel = self.scores(x, x, block, workspace)
+                operators.hardest(
+                    panel, *mirrored.pairs_of_band(pairs, block, rows), offsets, *found
+                )
+            return lowest, highest
         blocks, workspace = self._single_pass(x, y)
         for block in blocks:
             part, columns = block
@@ -54,10 +66,7 @@ class Selection:
                 self.scores(x, y, block, workspace),
                 *pair_arguments(pairs, block),
                 None if offsets is None else offsets[columns],
-                low[part],
-                lowest[part],
-                high[part],
-                highest[part],
+                *(values[part] for values in found),
             )
         return lowest, highest
 
