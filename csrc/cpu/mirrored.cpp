@@ -5,6 +5,7 @@
 #include "mirrored.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "operators.h"

@@ -60,8 +60,8 @@ class Sides {
     if (to_y && rows.count == 0) std::fill_n(to_y, columns().count * width, T(0));
   }
 
-  // Whether the columns are others than the rows.
-  bool two() const { return bool(y_); }
+  // Whether the rows are the columns too.
+  bool same() const { return !y_; }
 
   const Side<T>& columns() const { return y_ ? *others_ : rows; }
 
@@ -69,7 +69,7 @@ class Sides {
   void add_gradients(const Block<T>& b, int64_t first) const {
     const Side<T>& others = columns();
     const int64_t width = rows.width;
-    if (!y_ && to_x_) add_mirrored(b);  // for the gradients of both sides at once
+    if (same() && to_x_) add_mirrored(b);  // one product then gives the gradients of both sides
     // The gradient of the band may be written over its unit rows, so that products with these come
     // first.
     if (to_y_) multiply_panel<T>(b, rows + first * width, width, to_y_, true, first > 0);
@@ -186,7 +186,7 @@ class LossOfWidth {
 
   // The scores of the band whose first row is `first`.
   Block<T> band(int64_t first) const {
-    if (sides_.two()) return panel_.band(first, all_);
+    if (!sides_.same()) return panel_.band(first, all_);
     const Block<T> whole = panel_.memory_of(first, all_);
     mirrored_scores<T>(sides_.rows, sides_.rows.width, whole);
     return whole;

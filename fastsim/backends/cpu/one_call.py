@@ -1,7 +1,7 @@
 """A tile loss in one call.
 
-The batch is small, so that all scores are one block, or the loss has a state of rows alone and is
-computed band by band.
+All scores are in memory at once, since the batch is small or x is compared with itself; or the loss
+has a state of rows alone and is computed band by band.
 """
 
 import ctypes
