@@ -23,6 +23,10 @@ def is_served(case):
 ALONE = [case for case in CASES if is_served(case)]
 BOTH = {
     "info_nce": lambda x, **o: fastsim.info_nce(x, x, **o),
+    # Of dot products the diagonal has a gradient too.
+    "info_nce of dot products": lambda x, **o: fastsim.info_nce(
+        x, x, similarity="dot", temperature=8.0, **o
+    ),
     "siglip": lambda x, **o: fastsim.siglip(x, x, **o),
     "siglip of a matrix": lambda x, **o: fastsim.siglip(x, x, _targets(len(x)), **o),
     "matrix_cross_entropy": lambda x, **o: fastsim.matrix_cross_entropy(
@@ -100,6 +104,30 @@ def test_one_tensor_on_both_sides_in_one_call(name, usable):
     assert_same(BOTH[name], "mean")
 
 
+@pytest.mark.parametrize("way", ["one call", "passes"])
+def test_the_gradient_of_the_temperature(way, usable, request):
+    usable("cpu")
+    if way == "passes":
+        request.getfixturevalue("calls")
+    x, found = torch.randn(130, 18, dtype=torch.float64, generator=fresh()), []
+    for backend in ("cpu", "eager"):
+        temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        loss = fastsim.info_nce(x, x, temperature=temperature, backend=backend)
+        found.append(torch.autograd.grad(loss, temperature)[0])
+    assert_close(*found)
+
+
+def test_pairs_left_out_by_id_with_hardness(calls):
+    """Two operators read each panel, and the first would hide what the second has to turn round."""
+
+    def loss_of(x, **options):
+        ids = torch.arange(len(x)) % 7, torch.arange(len(x)) % 11
+        return fastsim.debiased_contrastive(x, x, beta=0.5, exclude=ids, **options)
+
+    assert_same(loss_of, "mean")
+    assert not calls
+
+
 def assert_same(loss_of, reduction):
     """In double precision, where the dense formula has the same terms in another order."""
     x = torch.randn(130, 18, dtype=torch.float64, generator=fresh(), requires_grad=True)
@@ -109,11 +137,15 @@ def assert_same(loss_of, reduction):
         loss = loss_of(x, backend=backend, reduction=reduction)
         total = (loss * weights).sum() if reduction == "none" else loss
         found.append((total.detach(), *torch.autograd.grad(total, x)))
-    eps = torch.finfo(torch.float64).eps
     for got, expected in zip(*found, strict=True):
-        # Terms of a sum of 130 that may cancel: of the size of the largest result, times the scale.
-        size = max(1.0, expected.abs().max().item())
-        torch.testing.assert_close(got, expected, rtol=0, atol=20 * 130 * eps * size)
+        assert_close(got, expected)
+
+
+def assert_close(got, expected):
+    # Terms of a sum of 130 that may cancel: of the size of the largest result, times the scale.
+    size = max(1.0, expected.abs().max().item())
+    eps = torch.finfo(torch.float64).eps
+    torch.testing.assert_close(got, expected, rtol=0, atol=20 * 130 * eps * size)
 
 
 @pytest.mark.parametrize("case", ALONE[:1], ids=names)
