@@ -191,8 +191,8 @@ Fields with_column_sums(Fields fields, [[maybe_unused]] T* sums) {
 #define VALUES(name)
 #include "kernels.inc"
 
-// The same for the block's rows from `at` on. unread: what takes the place of the states of all
-// rows, or null.
+// The same for the block's rows from `at` on. unread: memory in the place of every state, if
+// nothing reads what the kernel adds to them; otherwise null.
 #define FUNCTION(...)
 #define PAIRS_KERNEL(kernel, Fields, pass, needed, ...)                                           \
   template <class T>                                                                              \
