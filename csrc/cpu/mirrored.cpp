@@ -134,15 +134,14 @@ void run_mirrored(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor panel = from.take<Tensor>();
   const int64_t count = from.take<int64_t>();
   const bool score_grad = from.take<bool>();
-  const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
-  const PairArguments pairs = take_pairs(from);
-  const typename Kernel::Arguments given{from};
-  STD_TORCH_CHECK(!pairs.row_metrics,
+  const PairCall<Kernel> call(from);
+  STD_TORCH_CHECK(!call.pairs.row_metrics,
                   "fastsim: row_metrics: wanted none, as a score here stands for two pairs");
   with_type(panel, "panel", [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
     take_panel(panel, b);
+    const int64_t row0 = call.row0, column0 = call.column0;
     const Band<T> band{b.scores, b.stride, {row0, row0 + b.rows}, {column0, column0 + b.columns}};
     const bool on_diagonal = column0 == row0 && b.columns >= b.rows;
     STD_TORCH_CHECK(row0 >= 0 && band.rows.end <= count && band.columns.end <= count &&
@@ -152,9 +151,9 @@ void run_mirrored(StableIValue* stack, uint64_t, uint64_t) {
                     describe(panel));
     Block<T> all{};
     all.rows = all.columns = count;
-    take_pairs(pairs, all);
+    take_pairs(call.pairs, all);
     check_needs(all, Kernel::needs, Kernel::name);
-    const auto fields = fields_of<T>(given, {count, count});
+    const auto fields = fields_of<T>(call.fields, {count, count});
     const MirroredBand<Kernel, T, std::decay_t<decltype(fields)>> mirrored(all, fields, band);
     score_grad ? mirrored.score_grad() : mirrored.forward();
   });

@@ -105,27 +105,25 @@ template <class Kernel>
 void run_over_pairs(StableIValue* stack, uint64_t, uint64_t) {
   Stack from(stack);
   const Tensor panel = from.take<Tensor>();
-  const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
-  const PairArguments pairs = take_pairs(from);
-  const typename Kernel::Arguments given{from};
+  const PairCall<Kernel> call(from);
   with_type(panel, "panel", [&](auto type) {
     using T = decltype(type);
     Block<T> b{};
-    b.row0 = row0;
-    b.column0 = column0;
+    b.row0 = call.row0;
+    b.column0 = call.column0;
     take_panel(panel, b);
-    take_pairs(pairs, b);
+    take_pairs(call.pairs, b);
     check_needs(b, Kernel::needs, Kernel::name);
     const Extent extent{b.rows, b.columns};
-    const auto arguments = fields_of<T>(given, extent);
+    const auto arguments = fields_of<T>(call.fields, extent);
     std::optional<MetricsRecorder<T>> recorder;
-    if (Kernel::pass_kind == PassKind::first_look && pairs.row_metrics) {
-      recorder.emplace(b, *pairs.row_metrics);
+    if (Kernel::pass_kind == PassKind::first_look && call.pairs.row_metrics) {
+      recorder.emplace(b, *call.pairs.row_metrics);
     }
     const auto kernel = Kernel::template function<T>();
     const auto run = [&](int64_t begin, int64_t end) { kernel(b, arguments, begin, end); };
     if constexpr (has_column_sums<typename Kernel::Arguments>) {
-      const ColumnTotals totals{column_sums_of(given, extent).data, 1, 0};
+      const ColumnTotals totals{column_sums_of(call.fields, extent).data, 1, 0};
       over_row_groups<T>(b.rows, b.columns, b.columns, totals, [&] {
         return [&](int64_t begin, int64_t end, T* sums) {
           kernel(b, with_column_sums(arguments, sums), begin, end);

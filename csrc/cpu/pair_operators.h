@@ -134,6 +134,19 @@ Fields with_column_sums(Fields fields, [[maybe_unused]] T* sums) {
 #define VALUES(name) INPUT(name)
 #include "kernels.inc"
 
+// The arguments that end each call of a kernel's operator: the panel's place in the score matrix,
+// the pairs, and the kernel's own.
+template <class Kernel>
+struct PairCall {
+  explicit PairCall(Stack& from)
+      : row0(from.take<int64_t>()), column0(from.take<int64_t>()), pairs(take_pairs(from)),
+        fields{from} {}
+
+  const int64_t row0, column0;
+  const PairArguments pairs;
+  const typename Kernel::Arguments fields;
+};
+
 // The arguments of the kernel, made of those of its operator.
 #define FUNCTION(...)
 #define PAIRS_KERNEL(kernel, Fields, pass, needed, ...)                          \

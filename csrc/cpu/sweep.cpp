@@ -334,10 +334,8 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
   Stack from(stack);
   const Tensor given_panels = from.take<Tensor>();
   const SweepArguments given = take_sweep(from);
-  const int64_t row0 = from.take<int64_t>(), column0 = from.take<int64_t>();
-  const PairArguments pairs = take_pairs(from);
-  const typename Kernel::Arguments given_fields{from};
-  STD_TORCH_CHECK(!pairs.row_metrics,
+  const PairCall<Kernel> call(from);
+  STD_TORCH_CHECK(!call.pairs.row_metrics,
                   "fastsim: row_metrics: wanted none in a sweep, which counts nothing");
   with_type(given_panels, "panels", [&](auto type) {
     using T = decltype(type);
@@ -348,27 +346,27 @@ void run_sweep(StableIValue* stack, uint64_t, uint64_t) {
     const bool has_products = !given.x.empty();
     STD_TORCH_CHECK(has_products == !given.y.empty(), "fastsim: x, y: wanted both or neither");
     Block<T> b{};
-    b.row0 = row0;
-    b.column0 = column0;
+    b.row0 = call.row0;
+    b.column0 = call.column0;
     b.rows = has_products ? given.x[0].size(0) : panel_rows;
     b.columns = has_products ? given.y[0].size(0) : given_panels.size(2);
     STD_TORCH_CHECK(panel_rows == 0 || (panel_rows <= b.rows && given_panels.size(2) == b.columns),
                     "fastsim: panels: wanted rows of the block, which is (", b.rows, ", ",
                     b.columns, "), got ", describe(given_panels));
-    take_pairs(pairs, b);
+    take_pairs(call.pairs, b);
     check_needs(b, Kernel::needs, Kernel::name);
     const Panels<T> panels{static_cast<T*>(given_panels.mutable_data_ptr()), widths,
                            given_panels.stride(0), given_panels.stride(1)};
     b.stride = panels.row_stride;
     Extent extent{b.rows, b.columns, widths};
-    std::vector<decltype(fields_of<T>(given_fields, extent))> fields;
-    for (; extent.k < widths; ++extent.k) fields.push_back(fields_of<T>(given_fields, extent));
+    std::vector<decltype(fields_of<T>(call.fields, extent))> fields;
+    for (; extent.k < widths; ++extent.k) fields.push_back(fields_of<T>(call.fields, extent));
     if constexpr (Kernel::pass_kind == PassKind::columns) {
       STD_TORCH_CHECK(panel_rows == b.rows, "fastsim: panels: wanted those of all rows, got ",
                       describe(given_panels));
       run_over_columns<Kernel>(panels, b, fields);
     } else {
-      const ColumnSums sums = column_sums_of(given_fields, {b.rows, b.columns, widths});
+      const ColumnSums sums = column_sums_of(call.fields, {b.rows, b.columns, widths});
       run_over_parts<Kernel>(given, panels, panel_rows, b, fields, sums);
     }
   });

@@ -13,10 +13,8 @@ state of row j.
 
 import math
 
-import torch
-
 from fastsim.backends.cpu import amx, blas, memory, sizes
-from fastsim.backends.cpu.passes import forward_of, pair_arguments, write_score_grad
+from fastsim.backends.cpu.passes import Operators, forward_of, pair_arguments, write_score_grad
 from fastsim.backends.cpu.workspace import Workspace, panel_in, panel_memory
 from fastsim.backends.panel import blocks_within
 
@@ -36,10 +34,10 @@ def mirrors(tile, unit):
     pairs = tile.pairs
     options = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
     symmetric = all(option is None for option in options) and not pairs.offset
-    # A second forward operator would find the pairs that the first has left out by their ids.
-    symmetric = symmetric and not (tile.hardness and pairs.row_ids is not None)
     by_rows = tile.rows_alone and not tile.whole_rows and not tile.group
-    return by_rows and symmetric and pays(unit)
+    # With hardness a second forward operator would find what the first has left out by ids.
+    hidden = tile.hardness and pairs.row_ids is not None
+    return by_rows and symmetric and not hidden and pays(unit)
 
 
 def pays(unit):
@@ -59,25 +57,22 @@ def bands(rows):
     return list(blocks_within(rows, rows, tall, wide, lower=True)), (tall, wide)
 
 
-def pairs_of_band(pairs, block, rows):
-    """The place of a block, and the arguments about all pairs, for `Operators`."""
-    everything = slice(0, rows), slice(0, rows)
-    return block[0].start, block[1].start, *pair_arguments(pairs, everything)[2:]
-
-
-class Operators:
+def operators_of(rows, *, score_grad):
     """The operators on a band and on its transpose (csrc/cpu/mirrored.cpp).
 
-    rows: the number of rows. score_grad: whether each score becomes the sum of the score gradients
-    of both its pairs.
+    score_grad: whether each score becomes the sum of the score gradients of both its pairs.
     """
+    return Operators("mirrored", rows, score_grad)
 
-    def __init__(self, rows, *, score_grad):
-        self._arguments = rows, score_grad
 
-    def __getattr__(self, name):
-        operator = getattr(torch.ops.fastsim_cpu, f"mirrored_{name}")
-        return lambda panel, *rest: operator(panel, *self._arguments, *rest)
+def pairs_of_band(pairs, block, rows):
+    """The place of a block, and the arguments about all pairs, for `operators_of`."""
+    everything = slice(0, rows), slice(0, rows)
+    return *_place(block), *pair_arguments(pairs, everything)[2:]
+
+
+def _place(block):
+    return block[0].start, block[1].start
 
 
 class _Workspace(Workspace):
@@ -107,10 +102,6 @@ class _Workspace(Workspace):
         return self._kept.pop(_place(block), None)
 
 
-def _place(block):
-    return block[0].start, block[1].start
-
-
 class Mirrored:
     """The passes that `Backend.mirrored` returns."""
 
@@ -130,7 +121,7 @@ class Mirrored:
         """The state of the rows."""
         unit, rows = self.unit, len(self.unit)
         state = forward_of(self.tile, rows, rows)
-        state.library = Operators(rows, score_grad=False)
+        state.library = operators_of(rows, score_grad=False)
         for block in reversed(self.blocks):
             panel = self.backend.scores(unit, unit, block, self.workspace, self.tile)
             state.add(panel, pairs_of_band(self.tile.pairs, block, rows), self.everything)
@@ -142,7 +133,7 @@ class Mirrored:
     def gradient(self, coefficients, dtype):
         """The gradient of the unit rows, in `dtype`."""
         multiply, unit = self.backend.multiply, self.unit
-        library = Operators(len(unit), score_grad=True)
+        library = operators_of(len(unit), score_grad=True)
         grad = memory.empty(unit.shape, dtype)
         for block in self.blocks:
             rows, columns = block

@@ -13,6 +13,20 @@ from fastsim.kinds.kind import EMPTY, with_partials
 _LIBRARY = torch.ops.fastsim_cpu
 
 
+class Operators:
+    """The operators `<prefix>_<kernel>`, by the names of the kernels.
+
+    arguments: the arguments that all of them take, between the panels and those of each operator.
+    """
+
+    def __init__(self, prefix, *arguments):
+        self._prefix, self._arguments = prefix, arguments
+
+    def __getattr__(self, kernel):
+        operator = getattr(_LIBRARY, f"{self._prefix}_{kernel}")
+        return lambda panels, *rest: operator(panels, *self._arguments, *rest)
+
+
 def pair_arguments(pairs, block, targets=None, row_metrics=None):
     """The arguments about pairs that every panel operator takes.
 

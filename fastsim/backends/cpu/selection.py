@@ -51,7 +51,7 @@ class Selection:
         if x is y and not pairs.offset and mirrored.pays(x):
             blocks, shape = mirrored.bands(rows)
             workspace = Workspace(x, *shape)
-            operators = mirrored.Operators(rows, score_grad=False)
+            operators = mirrored.operators_of(rows, score_grad=False)
             # In this order each row finds its columns in ascending order.
             for block in blocks:
                 panel = self.scores(x, x, block, workspace)

@@ -5,6 +5,7 @@ import torch
 from fastsim.backends.cpu import amx, blas, memory, sizes
 from fastsim.backends.cpu.both_ways import BothWays, common_top
 from fastsim.backends.cpu.passes import (
+    Operators,
     in_type,
     pair_arguments,
     state_of,
@@ -16,20 +17,6 @@ from fastsim.backends.panel import blocks_within
 from fastsim.precision import compute_dtype
 
 SWEPT = ("softmax", "sigmoid", "squared_error")  # kinds that csrc/cpu/sweep.cpp has operators for
-
-
-class _BlockOperators:
-    """The operators on a block for all widths (csrc/cpu/sweep.cpp).
-
-    arguments: the arguments that all operators take, between the panels and those of each operator.
-    """
-
-    def __init__(self, arguments):
-        self._arguments = arguments
-
-    def __getattr__(self, name):
-        operator = getattr(torch.ops.fastsim_cpu, f"sweep_{name}")
-        return lambda panels, *rest: operator(panels, *self._arguments, *rest)
 
 
 def _of_block(values, part):
@@ -140,7 +127,7 @@ class CpuSweep:
             width_columns.fill(panel, width_rows[rows], columns.start)
 
     def _operators(self, block, gradients=None, *, filled=False, whole_rows=False):
-        """The `_BlockOperators` of a block.
+        """The `Operators` of a block (csrc/cpu/sweep.cpp).
 
         gradients: (list, list) of memory for the gradients of the rows and of the columns, one for
             each width or none; None for a forward pass.
@@ -164,7 +151,8 @@ class CpuSweep:
             self._fill(block)
         is_first = rows.start == 0, columns.start == 0
         gradients = gradients or ([], [])
-        return _BlockOperators([*side_values, *operands, *gradients, *is_first, filled, whole_rows])
+        sides = *side_values, *operands, *gradients, *is_first
+        return Operators("sweep", *sides, filled, whole_rows)
 
 
 class _ScoreGradContext:
