@@ -32,12 +32,12 @@ constexpr int64_t kRowMetrics = 8;
 // column fill a cache line.
 constexpr int64_t kRowGroup = 16;
 
-// Rows that a product prefetches into L2 for the product after it: as many as its depth, as wide as
-// a register tile, `step` apart. Null data: nothing is prefetched.
+// Rows that a product prefetches into L2 for the product after it: `count` of them, as wide as a
+// register tile, `step` apart.
 template <class T>
 struct L2Rows {
   const T* data = nullptr;
-  int64_t step = 0;
+  int64_t step = 0, count = 0;
 };
 
 // A list of columns for each row, ascending: those of row i are columns[first[i]] to

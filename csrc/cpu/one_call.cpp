@@ -111,8 +111,8 @@ class LossOfWidth {
   LossOfWidth(const LossArguments& arguments, const BandSizes& sizes, int64_t width, double factor,
               T* to_x, T* to_y)
       : options_(arguments.options), band_rows_(sizes.rows),
-        sides_(arguments.x, arguments.y, width, options_.cosine, is_lazy(arguments, sizes, width),
-               to_x, to_y),
+        sides_(arguments.x, arguments.y, width, options_.cosine,
+               is_lazy(arguments, sizes, width, to_x || to_y), to_x, to_y),
         all_(all_pairs<T>(arguments.pairs, sides_.rows.count, sides_.columns().count)),
         losses_(arguments, all_, factor, to_x || to_y),
         metrics_(arguments.row_metrics, arguments.totals, all_.rows, options_.cosine),
@@ -137,12 +137,16 @@ class LossOfWidth {
   }
 
  private:
-  // Whether columns are multiplied by their inverse norms while they are packed for each band. The
-  // metrics read unit rows.
-  static bool is_lazy(const LossArguments& arguments, const BandSizes& sizes, int64_t width) {
+  // Whether columns are multiplied by their inverse norms while they are packed. That pays if unit
+  // rows would be read once only, or have left the cache when they are read. The metrics read unit
+  // rows.
+  static bool is_lazy(const LossArguments& arguments, const BandSizes& sizes, int64_t width,
+                      bool with_gradient) {
     const Optional& y = arguments.y;
-    return y && !arguments.totals &&
-           Panel<T>::packs_again(arguments.x.size(0), sizes.rows, y->size(0), width);
+    if (!y || arguments.totals) return false;
+    const int64_t rows = arguments.x.size(0);
+    const bool once = rows <= sizes.rows && !with_gradient;
+    return once || Panel<T>::packs_again(rows, sizes.rows, y->size(0), width);
   }
 
   Result in_one_pass() const {

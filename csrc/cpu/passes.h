@@ -92,7 +92,7 @@ L2Rows<T> next_panel(const Matrix& y, int64_t row, int64_t rows, int64_t width) 
   const bool row_major = lies_by_rows<T>(y) && y.row_stride == width;
   if (row + wide > rows || !(row_major || lies_by_columns<T>(y))) return {};
   const T* first = static_cast<const T*>(y.data) + row * y.row_stride;
-  return {first, row_major ? wide : y.column_stride};
+  return {first, row_major ? wide : y.column_stride, width};
 }
 
 // The same for columns y that are not packed. With `inverse` each column is multiplied by its

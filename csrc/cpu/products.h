@@ -123,12 +123,12 @@ void column_of_tiles(const LeftOperand<T>& a, int64_t rows, const T* b, int64_t 
   // stall the processor.
   constexpr int64_t kMostLines = 32;
   const int64_t rows_per_tile = min_of(kMostLines / kLinesPerRow<T, kVectors>,
-                                       (depth * kTileRows + rows - 1) / rows);
+                                       (l2_rows.count * kTileRows + rows - 1) / rows);
   const T* left = a.data;
-  int64_t prefetched = l2_rows.data ? 0 : depth;
+  int64_t prefetched = 0;
   for (int64_t top = 0; top < rows; top += kTileRows, left += a.group) {
     const int64_t count = min_of(kTileRows, rows - top);
-    const int64_t end = min_of(prefetched + rows_per_tile, depth);
+    const int64_t end = min_of(prefetched + rows_per_tile, l2_rows.count);
     prefetch_rows(l2_rows, prefetched, end);
     prefetched = end;
     T* out = c + top * c_row;
@@ -226,7 +226,7 @@ void score_panels(const T* x, int64_t width, const T* packed, int64_t columns, T
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const int64_t at = panel * wide;
     const T* right = packed + at * width;
-    const L2Rows<T> panel_below{right + wide * width, wide};
+    const L2Rows<T> panel_below{right + wide * width, wide, width};
     const L2Rows<T>& l2_rows = panel + 1 < panels.end ? panel_below : next;
     column_of_tiles(left_rows(x + rows.begin * width, width), rows.end - rows.begin, right, wide,
                     min_of(wide, columns - at), width, scores + rows.begin * stride + at, stride,
@@ -260,7 +260,7 @@ void multiply_rows(const T* panel, int64_t stride, int64_t depth, const Matrix& 
       const T* next = y_rows + (beside ? at + wide : kDepth * y.row_stride);
       column_of_tiles(left_rows(panel + rows.begin * stride + k, stride), rows.end - rows.begin,
                       right, right_step, columns, block_depth, out + rows.begin * width + at, width,
-                      add || k > 0, block.values, L2Rows<T>{more ? next : nullptr, y.row_stride});
+                      add || k > 0, block.values, {next, y.row_stride, more ? block_depth : 0});
     }
   }
 }
@@ -299,6 +299,35 @@ void pack_columns(const T* panel, int64_t stride, int64_t columns, int64_t depth
   }
 }
 
+// The part of the panel that `multiply_columns` packs next: the next rows of the same columns or,
+// after the last rows, the first rows of the next columns. Each of the last columns of tiles
+// prefetches as many columns of it as a tile has. columns: those that are left, of which the first
+// kColumnBlock are multiplied now, with the rows of the panel from k on and the columns of x from
+// `at` on.
+template <class T>
+L2Rows<T> next_of_panel(const T* panel, int64_t stride, int64_t depth, Range columns, int64_t k,
+                        int64_t at, int64_t width) {
+  constexpr int64_t wide = kTileColumns<T>, kBlockWidth = (kColumnBlock + wide - 1) / wide * wide;
+  const bool below = k + kTransposedDepth < depth;
+  const int64_t offset = kBlockWidth - (width + wide - 1) / wide * wide + at;
+  const int64_t ahead = columns.begin + (below ? 0 : kColumnBlock) + offset;
+  const int64_t end = below ? min_of(columns.begin + kColumnBlock, columns.end) : columns.end;
+  if (offset < 0 || ahead >= end) return {};
+  return {panel + (below ? k + kTransposedDepth : 0) * stride + ahead, stride,
+          min_of(kTransposedDepth, depth - k)};
+}
+
+// The part of the result that the next column of tiles in `multiply_columns` adds to. It lies in a
+// farther cache or in main memory, and a tile can prefetch only little of it (tile.h). columns, at:
+// as above.
+template <class T>
+L2Rows<T> next_of_result(const T* out, int64_t width, Range columns, int64_t at) {
+  const int64_t beside = at + kTileColumns<T>;
+  const int64_t row = columns.begin + (beside < width ? 0 : kColumnBlock);
+  const int64_t count = max_of(0, min_of(kColumnBlock, columns.end - row));
+  return {out + row * width + (beside < width ? beside : 0), width, count};
+}
+
 // out (+)= panel^T x for the given columns of the panel, with panel (depth, columns) and x (depth,
 // width).
 template <class T>
@@ -315,20 +344,15 @@ void multiply_columns(const T* panel, int64_t stride, int64_t depth, const T* x,
       const LeftOperand<T> left{packed, kStepsPerLoad<T>, kTileRows,
                                 kTileRows * padded_steps<T>(block_depth)};
       for (int64_t at = 0; at < width; at += wide) {
-        // The last columns of tiles prefetch the part of the panel that is packed next, each as
-        // many columns as a tile has. That part is the next rows of these columns or, after the
-        // last rows, the first rows of the next columns. Not with tiles whose rows exceed a cache
-        // line: with AVX-512 that costs more time than it saves.
-        constexpr int64_t kBlockWidth = (kColumnBlock + wide - 1) / wide * wide;
-        const int64_t offset = kBlockWidth - (width + wide - 1) / wide * wide + at;
-        const bool below = k + kTransposedDepth < depth;
-        const int64_t ahead = (below ? first : first + kColumnBlock) + offset;
-        const bool more =
-            kRowFitsLine && offset >= 0 && ahead < (below ? first + count : columns.end);
-        const T* next = panel + (below ? k + kTransposedDepth : 0) * stride + ahead;
+        L2Rows<T> next;  // with AVX-512, to prefetch the panel costs more time than it saves
+        if constexpr (kRowFitsLine) {
+          next = next_of_panel(panel, stride, depth, {first, columns.end}, k, at, width);
+        } else {
+          next = next_of_result(out, width, {first, columns.end}, at);
+        }
         column_of_tiles(left, count, x + k * width + at, width, min_of(wide, width - at),
                         block_depth, out + first * width + at, width, add || k > 0, block.values,
-                        L2Rows<T>{more ? next : nullptr, stride});
+                        next);
       }
     }
   }
