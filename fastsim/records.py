@@ -13,7 +13,10 @@ def replaced(record, **fields):
     """
     if torch.compiler.is_compiling():  # not every release of torch traces what follows
         return dataclasses.replace(record, **fields)
-    assert fields.keys() <= record.__dict__.keys(), fields.keys() - record.__dict__.keys()
     new = object.__new__(type(record))
-    new.__dict__.update(record.__dict__, **fields)
+    values = new.__dict__
+    values.update(record.__dict__)
+    count = len(values)
+    values.update(fields)
+    assert len(values) == count, fields.keys() - record.__dict__.keys()
     return new

@@ -12,6 +12,7 @@ from fastsim.backends.cpu import sizes
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.torch import panels
 from fastsim.backends.torch.backend import TorchBackend
+from fastsim.engine import prepared
 from tests.seeds import SEED
 
 pytest_plugins = ["tests.collection"]
@@ -44,6 +45,12 @@ def seeded():
     """A failure says how to have the same inputs again."""
     torch.manual_seed(SEED)
     print(f"FASTSIM_SEED={SEED}")  # shown for a test that fails
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """No shortcut of another test passes by what a test replaces."""
+    prepared.forget()
 
 
 @pytest.fixture

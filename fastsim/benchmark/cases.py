@@ -158,14 +158,14 @@ def _references(x, y, references, **options):
     return fastsim.info_nce(x, y, references=references.to(x.dtype), **options)
 
 
-def _with_log_probabilities(rows, width, generator):
-    """Embeddings, and the logarithms of the candidates' sampling probabilities."""
+def _with_bias(rows, width, generator):
+    """Embeddings, and minus the logarithms of the candidates' sampling probabilities."""
     leaves, _ = _pairs(rows, width, generator)
-    return leaves, (torch.rand(rows, generator=generator).log(),)
+    return leaves, (-torch.rand(rows, generator=generator).log(),)
 
 
-def _biased(x, y, log_q, **options):
-    return fastsim.info_nce(x, y, candidate_bias=-log_q, **options)
+def _biased(x, y, bias, **options):
+    return fastsim.info_nce(x, y, candidate_bias=bias, **options)
 
 
 def prefixes(width):
@@ -259,7 +259,7 @@ CASES = {
             {"temperature": 0.05, "label_smoothing": 0.1},
             (1, 3),
         ),
-        Case("info_nce biased", _biased, _with_log_probabilities, {"temperature": 0.05}, (1, 3)),
+        Case("info_nce biased", _biased, _with_bias, {"temperature": 0.05}, (1, 3)),
         Case("info_nce prefixes", _prefixes, _pairs, {"temperature": 0.05}, (1, 3)),
         Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
         Case("siglip groups", fastsim.siglip, _grouped, {"scale": 10.0, "bias": -10.0}, (1, 3)),

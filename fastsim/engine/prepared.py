@@ -10,14 +10,16 @@ at the values of a tensor.
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from fastsim.backends import default_name
+from fastsim.backends import default_name, panel
+from fastsim.backends.torch import compiled
 from fastsim.batch_metrics import in_metrics
 from fastsim.engine.one_call import panels_alone
 from fastsim.engine.sweep import asked_widths
+from fastsim.environment import Variable
 from fastsim.operators import traced, transforming
 from fastsim.precision import float32_products
 from fastsim.verify.verdicts import changes
@@ -26,6 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST = 256  # signatures of one loss; when more turn up, all are forgotten
+_VARIABLES = Variable(panel.VARIABLE), Variable(compiled.VARIABLE)
 _PLAIN = {int, float, bool, str, type(None)}
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 
@@ -35,13 +38,11 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
+_shortcuts: list[dict] = []  # those of each loss, by signature
 
 
 def note(tensors, shortcut, loss):
-    """Notes that `shortcut(*tensors)` computed `loss`, and would for any values of the tensors.
-
-    shortcut.serves(*tensors): whether that still holds, for tensors and settings of a later call.
-    """
+    """Notes that `shortcut(*tensors)` computed `loss`, as it would for others of this signature."""
     for notes in _calls.open[-1:]:
         notes.append((tensors, shortcut, loss))
 
@@ -53,26 +54,13 @@ def note_targets(x, y, targets, made, loss):
     def shortcut(x, y, *given):
         return made(x, y, given[0] if alone else given)
 
-    note((x, y, targets) if alone else (x, y, *targets), Prepared(shortcut), loss)
-
-
-class Prepared(NamedTuple):
-    """A shortcut: what a loss does after its checks. condition: (*tensors) -> whether it holds."""
-
-    function: Callable
-    condition: Callable | None = None
-
-    def serves(self, *tensors):
-        """Whether the shortcut still holds."""
-        return self.condition is None or self.condition(*tensors)
-
-    def __call__(self, *tensors):
-        return self.function(*tensors)
+    note((x, y, targets) if alone else (x, y, *targets), shortcut, loss)
 
 
 def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a loss, so that its arguments are checked once for each signature."""
     known: dict[tuple, Any] = {}
+    _shortcuts.append(known)
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -82,7 +70,7 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
         if signature is None or _capturing(tensors):
             return function(*args, **options)
         shortcut = known.get(signature)
-        if shortcut is not None and shortcut.serves(*tensors):
+        if shortcut is not None:
             return shortcut(*tensors)
         notes: list[Any] = []
         before = _calls.open
@@ -100,6 +88,12 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
 
     call.__kwdefaults__ = function.__kwdefaults__
     return call
+
+
+def forget():
+    """Forgets all shortcuts. Tests that replace a part of a backend call it."""
+    for known in _shortcuts:
+        known.clear()
 
 
 def _capturing(tensors):
@@ -148,7 +142,17 @@ def _signature(args, options):
 
 
 def _state(tensors):
-    """The settings, besides its arguments, that decide how a loss is computed."""
+    """The settings, besides its arguments, that decide how a loss is computed and which checks it
+    passes.
+    """
     on_cpu = not tensors or tensors[0].is_cpu
     products = float32_products("cpu" if on_cpu else "cuda")
-    return default_name(), changes(), products, in_metrics(), torch.is_inference_mode_enabled()
+    variables = [variable.value() for variable in _VARIABLES]
+    return (
+        default_name(),
+        changes(),
+        products,
+        in_metrics(),
+        torch.is_inference_mode_enabled(),
+        *variables,
+    )

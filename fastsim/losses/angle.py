@@ -23,7 +23,7 @@ from fastsim.checks import (
     check_order,
 )
 from fastsim.distributed import batchwise
-from fastsim.engine.prepared import Prepared, note, once_per_signature
+from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.cosent import cosent, cosent_of
 from fastsim.losses.module import LossModule
 from fastsim.precision import compute_dtype
@@ -113,7 +113,7 @@ def angle(
         return cosent(scores, labels, scale=scale, group=group, backend=backend)
     loss_of = partial(_loss, scale=scale, backend=chosen)
     loss = loss_of(u, v, labels)
-    note((u, v, labels), Prepared(partial(_with_checked_labels, loss_of=loss_of)), loss)
+    note((u, v, labels), partial(_with_checked_labels, loss_of=loss_of), loss)
     return loss
 
 

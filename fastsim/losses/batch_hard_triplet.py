@@ -18,8 +18,7 @@ from fastsim.annotations import Group, Reduction
 from fastsim.backends import pick
 from fastsim.checks import check_choice, check_flags, check_number, check_reduction
 from fastsim.distributed import batchwise, join
-from fastsim.engine.prepared import Prepared, note, once_per_signature
-from fastsim.engine.selection import finds_hardest_pairs
+from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.hardest import (
     DISTANCES,
     hardest_at_once,
@@ -83,11 +82,9 @@ def batch_hard_triplet(
     chosen = pick(backend, embeddings, groups, margin, kind="hardest", group=group)
     if group is None and serves_at_once(embeddings, distance, chosen):
         options = {"margin": margin, "soft": soft, "reduction": reduction, "backend": chosen}
-        small = Prepared(
-            partial(_loss_at_once, **options), lambda x, _: finds_hardest_pairs(x, chosen)
-        )
-        loss = small(embeddings, groups)
-        note((embeddings, groups), small, loss)
+        loss_of = partial(_loss_at_once, **options)
+        loss = loss_of(embeddings, groups)
+        note((embeddings, groups), loss_of, loss)
         return loss
     batch = join(
         group,

@@ -20,7 +20,7 @@ from fastsim.checks import (
     check_order,
     check_reduction,
 )
-from fastsim.engine.prepared import Prepared, note, once_per_signature
+from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.operators import traced
 from fastsim.reduce import factor_of_sum, reduce
@@ -68,7 +68,7 @@ def cosine_regression(
     check_reduction(reduction)
     loss_of = partial(_loss, reduction=reduction, backend=pick(backend, u, v, labels))
     loss = loss_of(u, v, labels)
-    note((u, v, labels), Prepared(partial(_with_checked_labels, loss_of=loss_of)), loss)
+    note((u, v, labels), partial(_with_checked_labels, loss_of=loss_of), loss)
     return loss
 
 

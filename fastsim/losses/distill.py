@@ -42,7 +42,7 @@ from fastsim.checks import (
     check_tensor,
 )
 from fastsim.distributed import batchwise, join
-from fastsim.engine.prepared import Prepared, note, once_per_signature
+from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.distill_passes import (
     divergence,
     divergences,
@@ -162,7 +162,7 @@ def distill(
     teacher = (teacher_x,) if teacher_y is None else (teacher_x, teacher_y)
     loss = loss_of(x, y, *teacher)
     if group is None and positives is None:
-        note((x, y, *teacher), Prepared(loss_of), loss)
+        note((x, y, *teacher), loss_of, loss)
     return loss
 
 

@@ -17,7 +17,7 @@ from fastsim.backends import get, pick
 from fastsim.backends.rows import gap_gradients, norms, triplet_losses
 from fastsim.checks import check_alike, check_embeddings, check_number, check_reduction
 from fastsim.distributed import learnt_number
-from fastsim.engine.prepared import Prepared, note, once_per_signature
+from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.operators import define, differentiable_again, traced
 from fastsim.precision import compute_dtype
@@ -67,7 +67,7 @@ def triplet_margin(
     chosen = pick(None, *sides, margin)
     loss_of = partial(_loss, margin=margin, reduction=reduction, backend=chosen)
     loss = loss_of(*sides)
-    note(sides, Prepared(loss_of), loss)
+    note(sides, loss_of, loss)
     return loss
 
 

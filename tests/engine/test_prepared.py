@@ -224,7 +224,7 @@ def looked():
     def loss(x):
         seen.append(x)
         value = x.sum()
-        prepared.note((x,), prepared.Prepared(torch.sum), value)
+        prepared.note((x,), torch.sum, value)
         return value
 
     return loss, seen
@@ -243,7 +243,7 @@ def test_what_goes_on_with_a_noted_loss_has_no_shortcut():
 
     def noted(x):
         loss = x.sum()
-        prepared.note((x,), prepared.Prepared(torch.sum), loss)
+        prepared.note((x,), torch.sum, loss)
         return loss
 
     doubled = prepared.once_per_signature(lambda x: 2 * noted(x))
@@ -309,3 +309,22 @@ def test_a_bias_is_looked_at_each_time(usable):
         fastsim.info_nce(x, y, candidate_bias=bias.clone().requires_grad_())
     with pytest.raises(ValueError, match="candidate_bias: wanted 9 numbers, one per column, got 8"):
         fastsim.info_nce(x, y, candidate_bias=bias[:8])
+
+
+@pytest.mark.parametrize("variable", ["FASTSIM_PANEL_MB", "FASTSIM_COMPILE", "FASTSIM_BACKEND"])
+def test_a_variable_is_part_of_the_signature(variable, looked, monkeypatch):
+    loss, seen = looked
+    x = torch.ones(2)
+    for value in ("", "1", "1", ""):
+        monkeypatch.setenv(variable, value)
+        loss(x)
+    assert len(seen) == 2
+
+
+def test_all_shortcuts_can_be_forgotten(looked):
+    loss, seen = looked
+    for _ in range(2):
+        loss(torch.ones(2))
+        loss(torch.ones(2))
+        prepared.forget()
+    assert len(seen) == 2

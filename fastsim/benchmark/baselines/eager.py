@@ -61,8 +61,8 @@ def smoothed_info_nce(x, y, temperature, label_smoothing):
     return functional.cross_entropy(logits, diagonal(logits), label_smoothing=label_smoothing)
 
 
-def biased_info_nce(x, y, log_q, temperature):
-    logits = cosines(x, y) / temperature - log_q.to(x.dtype)
+def biased_info_nce(x, y, bias, temperature):
+    logits = cosines(x, y) / temperature + bias.to(x.dtype)
     return functional.cross_entropy(logits, diagonal(logits))
 
 

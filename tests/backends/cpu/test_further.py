@@ -10,6 +10,7 @@ import torch
 import fastsim
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cpu.sizes import scores_of_a_panel
+from fastsim.engine import prepared
 from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 from tests.threads import assert_same_bits
@@ -56,6 +57,7 @@ def test_in_one_call_as_by_parts(name, similarity, reduction, monkeypatch, usabl
     assert calls
     count = len(calls)
     monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: False)
+    prepared.forget()
     parts = function(tensors)
     assert len(calls) == count
     moved = conditioning(function, tensors)

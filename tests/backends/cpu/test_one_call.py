@@ -14,6 +14,7 @@ from fastsim.backends import get
 from fastsim.backends.cpu import library, one_call, workspace
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cpu.one_call import SERVED
+from fastsim.engine import prepared
 from fastsim.engine.autograd import tile_loss
 from fastsim.kinds import KINDS
 from fastsim.pairs import Factors, Guide, Pairs, negative_counts
@@ -140,6 +141,7 @@ def both(function, tensors, monkeypatch, kind):
     one = function(tensors)
     assert calls == [kind]
     monkeypatch.setattr(CpuBackend, "serves_one_call", lambda *_: False)
+    prepared.forget()
     passes = function(tensors)
     assert calls == [kind]
     return one, passes
