@@ -6,7 +6,6 @@ import torch
 
 from fastsim.autocast import without_autocast
 from fastsim.engine.call import products_needed
-from fastsim.operators import traced
 
 
 def one_call_serves(
@@ -25,20 +24,6 @@ def one_call_serves(
     if isinstance(weights, torch.Tensor) and weights.ndim and not backend.one_call_weighs_rows:
         return False
     return backend.serves_one_call(tile, rows, columns, width, self_similarity, dtype)
-
-
-def needs_no_operator(tile, x, y, weights, backend, *, with_metrics=False):
-    """Whether one call computes the loss of x with y, or of x with itself (None), and this call
-    needs no registered operator.
-
-    Only torch.compile needs the operator. For a small batch, passing its arguments takes longer
-    than the loss itself.
-    """
-    if traced():
-        return False
-    (rows, width), columns = x.shape, (x if y is None else y).shape[0]
-    sizes = rows, columns, width, y is None, x.dtype
-    return one_call_serves(tile, *sizes, weights, backend, with_metrics=with_metrics)
 
 
 def in_one_call(tile, x, y, scale, bias, weights, needs_grad, backend, totals=None, prefixes=None):

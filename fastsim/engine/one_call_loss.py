@@ -20,9 +20,9 @@ from fastsim.engine.gradients import (
     needs_grad_of,
     sum_of_prefixes,
 )
-from fastsim.engine.one_call import in_one_call, needs_no_operator
+from fastsim.engine.one_call import in_one_call, one_call_serves
 from fastsim.engine.sweep import asked_widths
-from fastsim.operators import differentiable_again
+from fastsim.operators import differentiable_again, traced
 from fastsim.precision import compute_dtype
 from fastsim.tile_loss import TileLoss
 
@@ -43,11 +43,18 @@ class OneCallLoss(NamedTuple):
     prefixes: tuple | None = None  # (widths, factors) as in `Backend.in_one_call`
 
     def serves(self, x, y):
-        """Whether one call serves x and y."""
+        """Whether one call serves x and y, and no registered operator is needed.
+
+        Only torch.compile needs the operator. For a small batch, passing its arguments takes longer
+        than the loss itself.
+        """
+        if traced():
+            return False
+        (rows, width), columns = x.shape, (x if y is None else y).shape[0]
+        sizes = rows, columns, width, y is None, x.dtype
         with_metrics = self.for_metrics and in_metrics()
-        return needs_no_operator(
-            self.tile, x, y, self.weights, self.backend, with_metrics=with_metrics
-        )
+        options = self.weights, self.backend
+        return one_call_serves(self.tile, *sizes, *options, with_metrics=with_metrics)
 
     def __call__(self, x, y):
         y = None if y is x else y

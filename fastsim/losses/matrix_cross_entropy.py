@@ -31,6 +31,7 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.engine.prepared import note_targets, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
+    Pairs,
     check_own_targets,
     dense_targets,
     gather_targets,
@@ -43,6 +44,8 @@ from fastsim.records import replaced
 from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile_loss import TileLoss
+
+_TILE = TileLoss("softmax", Pairs())
 
 
 @embeddings_in_autocast("x", "y")
@@ -157,7 +160,7 @@ def _loss(
         return matrix_cross_entropy_from_scores(scores, targets, **options)
 
     return tile_loss(
-        TileLoss("softmax", pairs, cosine=cosine),
+        replaced(_TILE, pairs=pairs, cosine=cosine),
         x,
         y,
         scale=inverse(temperature, x),

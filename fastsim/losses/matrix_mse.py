@@ -22,6 +22,7 @@ from fastsim.engine.autograd import tile_loss
 from fastsim.engine.prepared import note_targets, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
+    Pairs,
     check_own_targets,
     dense_targets,
     gather_targets,
@@ -29,9 +30,12 @@ from fastsim.pairs import (
     known_targets,
     parse_targets,
 )
+from fastsim.records import replaced
 from fastsim.reduce import as_float, reduce
 from fastsim.scores import dense_cosines
 from fastsim.tile_loss import TileLoss
+
+_TILE = TileLoss("squared_error", Pairs())
 
 
 @embeddings_in_autocast("x", "y")
@@ -104,7 +108,7 @@ def _loss(x, y, targets, *, reduction, batch, backend, parse=parse_targets):
         return columns * matrix_mse_from_scores(scores, targets, reduction="none")
 
     losses = tile_loss(
-        TileLoss("squared_error", pairs),
+        replaced(_TILE, pairs=pairs),
         x,
         y,
         scale=1.0,

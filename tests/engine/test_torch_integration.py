@@ -14,8 +14,9 @@ from fastsim.backends import get
 from fastsim.backends.cpu import one_call, sizes
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.engine import autograd as engine
-from fastsim.engine import chosen_rows, log_sum_exp, max_sim, one_call_loss, selection, triplets
+from fastsim.engine import chosen_rows, log_sum_exp, max_sim, selection, triplets
 from fastsim.engine import cosent as ranking
+from fastsim.engine.one_call_loss import OneCallLoss
 from tests.cases import BY_NAME, CASES, call, inputs, on_backend, takes_backend
 
 COMPILED = tuple(name for name in fastsim.backends() if name != "eager")
@@ -27,7 +28,7 @@ def recorded(monkeypatch):
     """Every call of an operator of ours while a loss runs: (operator, arguments)."""
     calls = []
     # A small loss is no operator, but where something traces.
-    monkeypatch.setattr(one_call_loss, "needs_no_operator", lambda *_, **__: False)
+    monkeypatch.setattr(OneCallLoss, "serves", lambda *_: False)
     monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: False)
 
     def record(module, name):

@@ -13,7 +13,8 @@ from torch.library import opcheck
 from fastsim import losses
 from fastsim.backends.triton.backend import TritonBackend
 from fastsim.backends.triton.small_batch import SmallBatch
-from fastsim.engine import autograd, one_call_loss
+from fastsim.engine import autograd
+from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.pairs import Pairs
 from fastsim.tile_loss import TileLoss
 from tests.backends.triton.interpreted.test_losses import CASES, compare, nce
@@ -144,7 +145,7 @@ def test_small_panels_that_are_asked_for(served, monkeypatch):
 def test_opcheck(learnt, dtype, served, monkeypatch):
     """The operator returns what its fake says, whichever gradients are wanted."""
     calls = []
-    monkeypatch.setattr(one_call_loss, "needs_no_operator", lambda *_, **__: False)
+    monkeypatch.setattr(OneCallLoss, "serves", lambda *_: False)
     monkeypatch.setattr(autograd, "_tile", lambda *given: calls.append(given) or tile(*given))
     tensors = {"x": torch.randn(6, 9, dtype=dtype), "y": torch.randn(7, 9, dtype=dtype)}
     tensors["temperature"] = torch.tensor(0.3)
