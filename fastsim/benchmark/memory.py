@@ -45,12 +45,18 @@ def rise(loss, name, rows, width, *, device="cpu", dtype="float32", limit=None):
 
 
 def in_fresh_process(function, *arguments):
-    """The result of the function in a fresh process, or a sentence if the process was ended."""
+    """The result of the function in a fresh process, or a sentence that says why there is none.
+
+    The process does not start for a program that is read from standard input.
+    """
+    broken = "the process that measures did not start"
     try:
         with ProcessPoolExecutor(1, _context(), initializer=_prepare_process) as pool:
+            pool.submit(os.getpid).result()
+            broken = "out of memory: the process was ended"
             return pool.submit(function, *arguments).result()
     except BrokenProcessPool:
-        return "out of memory: the process was ended"
+        return broken
 
 
 _M_MMAP_THRESHOLD = -3  # a parameter of glibc's mallopt

@@ -110,6 +110,19 @@ def test_a_process_ends_with_the_one_that_began_it(kind):
     assert began.returncode == -signal.SIGTERM
 
 
+def test_a_process_that_does_not_start_is_no_want_of_memory():
+    """There is no file from which it could import the main module."""
+    program = (
+        "import os; from fastsim.benchmark import memory\n"
+        "memory.BASELINES = {}\n"
+        "if __name__ == '__main__': print(memory.in_fresh_process(os.getpid))"
+    )
+    done = subprocess.run(
+        [sys.executable], input=program, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "the process that measures did not start\n"
+
+
 def test_a_log_gets_lines(capsys, monkeypatch):
     steps = [(1, "small", "a"), (3, "large", "b")]
     monkeypatch.setattr(progress, "SECONDS", 0)
