@@ -123,7 +123,8 @@ T loss_without_terms(const Block<T>& b, int64_t row) {
 }
 
 // Computes the states of whole rows: the sum of exponentials of the negatives, then from it the
-// terms of the positives. known: the state already has that sum, over these columns and others.
+// terms of the positives. known: the state already has that sum, over these columns and others, and
+// the terms are added to those of other columns.
 template <class T>
 void multi_positive_forward(const Block<T>& b, MultiPositiveForward<T> args, int64_t begin,
                             int64_t end) {
@@ -136,10 +137,10 @@ void multi_positive_forward(const Block<T>& b, MultiPositiveForward<T> args, int
       split.fill(b, row, at, n);
       forward_chunk(split.negatives, n, Softmax<T>{args.scale}, negatives, row);
     });
-    args.losses[row] = args.score_grads[row] = 0;
+    if (!args.known) args.losses[row] = args.score_grads[row] = 0;
     const bool zero_sum = negatives.sum[row] == 0;  // no negative, or all have the score -Inf
     if (zero_sum && !any_negative(b, row)) {
-      args.losses[row] = loss_without_terms(b, row);
+      args.losses[row] += loss_without_terms(b, row);
       continue;
     }
     const T top = T(negatives.max[row]), log_sum = T(__builtin_log(negatives.sum[row]));

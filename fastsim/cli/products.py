@@ -21,4 +21,4 @@ PRODUCTS = {
 }
 # Losses of one set of embeddings, of whose scores the `cpu` backend keeps some
 # (fastsim/backends/cpu/mirrored.py).
-ONE_SET = {"sup_con", "multi_similarity", "circle"}
+ONE_SET = {"sup_con", "nt_xent", "multi_similarity", "circle"}

@@ -1,10 +1,10 @@
 """A cache that lets a loss check its arguments once for each signature.
 
 For a small batch, checking the arguments and building the records of the loss takes longer than the
-loss. Both depend on the signature (shapes, dtypes, numbers, names), not on the values in the
-tensors. So the first call with a signature leaves a shortcut, a function of the tensors alone, and
-later calls use it. A loss decides itself whether there is a shortcut (`note`): not if it has looked
-at the values of a tensor.
+loss. Both depend on the signature (shapes, dtypes, numbers, names, settings), not on the values in
+the tensors. So the first call with a signature leaves a shortcut, a function of the tensors alone,
+and later calls use it. A loss decides itself whether there is a shortcut (`note`): not if it has
+looked at the values of a tensor.
 """
 
 import functools
@@ -142,17 +142,8 @@ def _signature(args, options):
 
 
 def _state(tensors):
-    """The settings, besides its arguments, that decide how a loss is computed and which checks it
-    passes.
-    """
+    """The settings, besides its arguments, that decide how a loss is computed."""
     on_cpu = not tensors or tensors[0].is_cpu
     products = float32_products("cpu" if on_cpu else "cuda")
-    variables = [variable.value() for variable in _VARIABLES]
-    return (
-        default_name(),
-        changes(),
-        products,
-        in_metrics(),
-        torch.is_inference_mode_enabled(),
-        *variables,
-    )
+    modes = in_metrics(), torch.is_inference_mode_enabled()
+    return default_name(), changes(), products, *modes, *(v.value() for v in _VARIABLES)

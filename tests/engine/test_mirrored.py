@@ -16,7 +16,7 @@ SHAPE = (130, 130, 18)  # two whole blocks on the diagonal and the rest of a thi
 def is_served(case):
     """Whether the loss goes this way: one set of rows, whose states are their own."""
     tensors, _, _ = inputs(case, (3, 3, 4), torch.float32, seed=0)
-    kinds = {"sup_con", "multi_similarity", "circle"}
+    kinds = {"sup_con", "nt_xent", "multi_similarity", "circle"}
     return case.tile and len(tensors) == 1 and case.loss.__name__ in kinds
 
 

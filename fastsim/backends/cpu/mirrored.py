@@ -12,6 +12,7 @@ state of row j.
 """
 
 import math
+from dataclasses import replace
 
 from fastsim.backends.cpu import amx, blas, memory, sizes
 from fastsim.backends.cpu.passes import Operators, forward_of, pair_arguments, write_score_grad
@@ -34,7 +35,7 @@ def mirrors(tile, unit):
     pairs = tile.pairs
     options = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
     symmetric = all(option is None for option in options) and not pairs.offset
-    by_rows = tile.rows_alone and not tile.whole_rows and not tile.group
+    by_rows = tile.rows_alone and not tile.group
     # With hardness a second forward operator would find what the first has left out by ids.
     hidden = tile.hardness and pairs.row_ids is not None
     return by_rows and symmetric and not hidden and pays(unit)
@@ -98,6 +99,10 @@ class _Workspace(Workspace):
     def keep(self, block, panel):
         self._kept[_place(block)] = panel
 
+    def held(self, block):
+        """The kept panel of a block, or None. It stays kept."""
+        return self._kept.get(_place(block))
+
     def kept(self, block):
         return self._kept.pop(_place(block), None)
 
@@ -119,16 +124,30 @@ class Mirrored:
 
     def forward(self):
         """The state of the rows."""
-        unit, rows = self.unit, len(self.unit)
+        rows = len(self.unit)
         state = forward_of(self.tile, rows, rows)
+        if self.tile.whole_rows:
+            # The terms of a row's positives need the finished sums over its negatives, with which
+            # the state of `debiased` begins.
+            of_sums = forward_of(replace(self.tile, kind="debiased"), rows, rows)
+            self._add_scores(of_sums)
+            state.know(of_sums.result()[:2])
+        panel = self._add_scores(state)
+        if self.keeps:  # the last panel is the first that `gradient` needs
+            self.workspace.keep(self.blocks[0], panel)
+        return state.result()
+
+    def _add_scores(self, state):
+        """Adds all scores to a state. Returns the panel of the first block, which comes last."""
+        unit, rows = self.unit, len(self.unit)
         state.library = operators_of(rows, score_grad=False)
         for block in reversed(self.blocks):
-            panel = self.backend.scores(unit, unit, block, self.workspace, self.tile)
+            panel = self.workspace.held(block)
+            if panel is None:
+                panel = self.backend.scores(unit, unit, block, self.workspace, self.tile)
             state.add(panel, pairs_of_band(self.tile.pairs, block, rows), self.everything)
-        if self.keeps:  # the last panel is the first that `gradient` needs
-            self.workspace.keep(block, panel)
         self.workspace.room = 0
-        return state.result()
+        return panel
 
     def gradient(self, coefficients, dtype):
         """The gradient of the unit rows, in `dtype`."""
