@@ -8,7 +8,7 @@ twice:
     dunit[rows] += H unit[columns],  dunit[columns] += H^T unit[rows]
 
 This saves half of each product, but needs two passes over the scores, as G_ji needs the finished
-state of row j.
+state of row j; three if some terms of that state need the finished sums of the row.
 """
 
 import math
