@@ -53,6 +53,7 @@ HELD = {
     "info_nce symmetric": Held(kept=True),
     "cosent_matrix": Held(kept=True),
     "sup_con": MIRRORED,
+    "nt_xent": MIRRORED,
     "multi_similarity": MIRRORED,
     "circle": MIRRORED,
     # A part's gradient is made beside the sum of the others.
@@ -60,8 +61,6 @@ HELD = {
     "info_nce own negatives": Held(2),
     "info_nce references": Held(2),
     "info_nce smoothed": Held(2),
-    # Rows and columns of one side, whose gradients are added at the end.
-    "nt_xent": Held(2),
     "info_nce guided": Held(scored=1),
     "distill": Held(scored=1),
     "distill margins": Held(scored=1),
