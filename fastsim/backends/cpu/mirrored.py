@@ -24,6 +24,9 @@ FEWEST = 1024  # rows: with fewer, too many of the scores are in blocks on the d
 # more than the transposes and the second pass. Neither do products of one or two parts on a matrix
 # unit, nor those of a BLAS library, at any width.
 NARROWEST = {0: 128, 3: 256}
+# Kinds with terms that need the finished sums of a row -> the kind whose state begins with these.
+# Other kinds that need whole rows are not mirrored.
+SUMS_OF = {"multi_positive": "debiased"}
 SIDE = 192  # a block is a multiple of it high: whole register tiles, and whole column panels
 MOST_SIDES = 2
 WORTH_KEEPING = 8  # keeping fewer than 1/8 of the scores saves less than 3 % of the products
@@ -35,7 +38,8 @@ def mirrors(tile, unit):
     pairs = tile.pairs
     options = (pairs.guide, pairs.exclude_above, pairs.column_bias, pairs.row_shift, pairs.factors)
     symmetric = all(option is None for option in options) and not pairs.offset
-    by_rows = tile.rows_alone and not tile.group
+    by_parts = not tile.whole_rows or tile.kind in SUMS_OF
+    by_rows = tile.rows_alone and by_parts and not tile.group
     # With hardness a second forward operator would find what the first has left out by ids.
     hidden = tile.hardness and pairs.row_ids is not None
     return by_rows and symmetric and not hidden and pays(unit)
@@ -127,9 +131,7 @@ class Mirrored:
         rows = len(self.unit)
         state = forward_of(self.tile, rows, rows)
         if self.tile.whole_rows:
-            # The terms of a row's positives need the finished sums over its negatives, with which
-            # the state of `debiased` begins.
-            of_sums = forward_of(replace(self.tile, kind="debiased"), rows, rows)
+            of_sums = forward_of(replace(self.tile, kind=SUMS_OF[self.tile.kind]), rows, rows)
             self._add_scores(of_sums)
             state.know(of_sums.result()[:2])
         panel = self._add_scores(state)
