@@ -67,6 +67,7 @@ def small_panels(monkeypatch):
     monkeypatch.setattr(panels, "CPU_PANEL", 4 << 9)
     monkeypatch.setattr(panels, "FEWEST_ROWS", 8)
     monkeypatch.setattr(sizes, "PANEL", 1 << 9)
+    monkeypatch.setattr(sizes, "BAND", 1 << 9)
     monkeypatch.setattr(sizes, "FEWEST_ROWS", 12)
     monkeypatch.setattr(sizes, "WIDEST", 64)
 

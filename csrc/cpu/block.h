@@ -209,6 +209,7 @@ struct Winners {
 template <class T>
 struct Kernels {
   int64_t panel_columns;  // columns of a micro-panel
+  bool reads_unpacked;    // whether `multiply_rows` reads contiguous rows of y where they are
 #define FUNCTION(name, parameters) void(*name) parameters;
 #define PAIRS_KERNEL(name, Arguments, ...) \
   void (*name)(const Block<T>&, Arguments<T>, int64_t, int64_t);

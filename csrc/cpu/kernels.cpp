@@ -50,6 +50,7 @@ template <class T>
 constexpr Kernels<T> kernels() {
   return {
       .panel_columns = kTileColumns<T>,
+      .reads_unpacked = !kRowFitsLine,
 #define FUNCTION(name, ...) .name = name<T>,
 #define PAIRS_KERNEL(name, Arguments, pass, needs, ...) \
   .name = over_pairs<PassKind::pass, T, Arguments<T>, name<T>>,

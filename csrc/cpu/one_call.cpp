@@ -137,16 +137,23 @@ class LossOfWidth {
   }
 
  private:
-  // Whether columns are multiplied by their inverse norms while they are packed. That pays if unit
-  // rows would be read once only, or have left the cache when they are read. The metrics read unit
-  // rows.
+  // The most bytes of unit rows that only save time: as many as a panel has (BAND in
+  // fastsim/backends/cpu/sizes.py).
+  static constexpr int64_t kMostUnitRows = 32 << 20;
+
+  // Whether columns are multiplied by their inverse norms while they are packed, and there are no
+  // unit rows in memory. That costs no time if they are packed anyway. For the scores they are
+  // packed once or for each band, for the gradient of the rows by some instruction sets. The
+  // metrics read unit rows.
   static bool is_lazy(const LossArguments& arguments, const BandSizes& sizes, int64_t width,
                       bool with_gradient) {
     const Optional& y = arguments.y;
     if (!y || arguments.totals) return false;
-    const int64_t rows = arguments.x.size(0);
-    const bool once = rows <= sizes.rows && !with_gradient;
-    return once || Panel<T>::packs_again(rows, sizes.rows, y->size(0), width);
+    const int64_t rows = arguments.x.size(0), columns = y->size(0);
+    const bool again = Panel<T>::packs_again(rows, sizes.rows, columns, width);
+    if (!with_gradient) return again || rows <= sizes.rows;
+    const bool few = columns * width * int64_t(sizeof(T)) <= kMostUnitRows;
+    return again && !(few && kernels().of<T>().reads_unpacked);
   }
 
   Result in_one_pass() const {

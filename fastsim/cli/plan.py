@@ -117,9 +117,11 @@ def _panel(plan, operand):
         scores = min(panels.LARGEST_PANEL // FLOAT, plan.rows * columns)
         what = "scores and score gradients, of the torch backend"
         return "panel", (2 * FLOAT + operand) * scores, what
-    kept = sizes.KEPT if PRODUCTS[plan.loss][0] == 4 and plan.ranks == 1 else 0
-    panel = max(sizes.PANEL, kept, sizes.FEWEST_ROWS * columns)
-    if plan.loss in ONE_SET and plan.ranks == 1:
+    products, alone = PRODUCTS[plan.loss][0], plan.ranks == 1
+    kept = sizes.KEPT if products == 4 and alone else 0
+    in_bands = alone and products > 1 and plan.loss not in ONE_SET
+    panel = max(sizes.BAND if in_bands else sizes.PANEL, kept, sizes.FEWEST_ROWS * columns)
+    if plan.loss in ONE_SET and alone:
         panel += sizes.KEPT
     scores = min(plan.rows * columns, panel)
     size = FLOAT * (scores + columns * plan.dim)

@@ -436,7 +436,8 @@ def everything(groups, seed):
 
     groups: {ranks: group or None}.
     """
-    sizes.PANEL, sizes.FEWEST_ROWS, sizes.WIDEST = 1 << 9, 12, 64  # so that there are many panels
+    sizes.PANEL = sizes.BAND = 1 << 9  # so that there are many panels
+    sizes.FEWEST_ROWS, sizes.WIDEST = 12, 64
     errors, calls = {}, {}
     for ranks, group in groups.items():
         for case in BATCHWISE if group is not None else []:

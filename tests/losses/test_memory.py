@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fastsim.backends.cpu import amx, amx_loss, blas, sizes
+from fastsim.backends.cpu.library import UNAVAILABLE
 from fastsim.backends.cpu.workspace import ODD
 from fastsim.benchmark.cases import CASES, prefixes
 from fastsim.benchmark.memory import MIB, rise
@@ -36,8 +37,9 @@ class Held(NamedTuple):
 
 # The unit rows of one side: those of the other become its gradient.
 USUAL = Held()
-# Computed in one call, which reads the columns as they are. The unit rows become their gradient.
-IN_ONE_CALL = Held(0)
+# Computed in one call, whose unit rows become their gradient. With AVX-512 those of the other side
+# are in memory, otherwise it is read as it is.
+IN_ONE_CALL = Held(int(not UNAVAILABLE and torch.ops.fastsim_cpu.instruction_set() == "avx512"))
 # x compared with itself.
 MIRRORED = Held(mirrored=True)
 HELD = {
