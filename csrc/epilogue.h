@@ -176,6 +176,16 @@ struct Sigmoid {
     score_grad = divided_by_one_plus(e, up - down);
     return fused(-label, z, positive_part);
   }
+
+  // The same for the target -1, in four fifths of the operations.
+  FASTSIM_INLINE T of_negative(T s, T& e, T& score_grad) const {
+    const T z = fused(scale, s, bias);
+    e = exponential(-magnitude(z));
+    score_grad = divided_by_one_plus(e, z < T(0) ? e : T(1));
+    // The maximum of z and 0. With a second comparison of z, compilers divide both e and 1 by 1 + e
+    // before they choose one.
+    return T(0.5) * (z + magnitude(z));
+  }
 };
 
 // Squared error (s - t)^2. `score_grad` is dL/ds.

@@ -79,6 +79,9 @@ struct Block {
   // its group or its id, if there are few of them (metrics_recorder.h).
   double* row_metrics;
   ColumnsOfRows akin;
+  // For each row the columns with its group, if there are so few of them that the sigmoid loss
+  // takes them one by one. All other targets are -1.
+  ColumnsOfRows few_positives;
 
   // The column of the row's positive within this block, or -1 if it is in another block.
   FASTSIM_INLINE int64_t positive(int64_t row) const {
@@ -96,6 +99,7 @@ struct Block {
     rest.row_ids = shifted(row_ids);
     rest.row_groups = shifted(row_groups);
     if (dense.data) rest.dense = dense.from_row(first);
+    rest.few_positives.first = shifted(few_positives.first);
     return rest;
   }
 
@@ -107,6 +111,7 @@ struct Block {
     rest.column_ids = shifted(column_ids);
     rest.column_groups = shifted(column_groups);
     if (dense.data) rest.dense = dense.from_column(first);
+    rest.few_positives = {};  // they are columns of all pairs
     return rest;
   }
 };

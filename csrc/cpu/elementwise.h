@@ -41,16 +41,21 @@ struct LaneSums {
 };
 
 // Adds up to kSums scores to the sums, one per lane. Numbers are passed by value, so that compilers
-// need not assume that a store to `s` changes them. weighted: a pair with a target above 0 counts
-// `positive_weight` times, and its logarithm is not in the product (`logarithms_of_positives`).
-// with_score_grad: the scores become `weight` times their score gradients.
-template <bool with_score_grad, bool weighted, class T, class Epilogue>
+// need not assume that a store to `s` changes them. with_score_grad: the scores become `weight`
+// times their score gradients. weighted: a pair with a target above 0 counts `positive_weight`
+// times, and its logarithm is not in the product (`logarithms_of_positives`). negative: all targets
+// are -1, and `targets` is not read.
+template <bool with_score_grad, bool weighted, bool negative, class T, class Epilogue>
 FASTSIM_INLINE void elementwise_lanes(T* s, const T* targets, int64_t count, Epilogue epilogue,
                                       T weight, T positive_weight, LaneSums<T>& sums) {
 #pragma omp simd
   for (int64_t j = 0; j < count; ++j) {
-    T e, score_grad;
-    T loss = epilogue.without_logarithm(s[j], targets[j], e, score_grad);
+    T e, score_grad, loss;
+    if constexpr (negative) {
+      loss = epilogue.of_negative(s[j], e, score_grad);
+    } else {
+      loss = epilogue.without_logarithm(s[j], targets[j], e, score_grad);
+    }
     if constexpr (weighted) {
       const bool positive = targets[j] > T(0);
       const T pair_weight = positive ? positive_weight : T(1);
@@ -80,7 +85,7 @@ double logarithms_of_positives(const T* s, const T* targets, int64_t count, Epil
 
 // Adds the losses and the score gradients of a chunk of a row to `losses` and `score_grads`. next:
 // as in `prefetch_ahead`.
-template <bool with_score_grad, bool weighted, class T, class Epilogue>
+template <bool with_score_grad, bool weighted, bool negative, class T, class Epilogue>
 void elementwise_chunk(T* s, int64_t next, const T* targets, int64_t count, Epilogue epilogue,
                        T weight, T positive_weight, double& losses, double& score_grads) {
   constexpr int64_t kSums = LaneSums<T>::kSums;
@@ -89,7 +94,7 @@ void elementwise_chunk(T* s, int64_t next, const T* targets, int64_t count, Epil
     losses += positive_weight * logarithms_of_positives(s, targets, count, epilogue);
   }
   LaneSums<T> sums;
-  const auto lanes = elementwise_lanes<with_score_grad, weighted, T, Epilogue>;
+  const auto lanes = elementwise_lanes<with_score_grad, weighted, negative, T, Epilogue>;
   int64_t at = 0;
   // A constant length: with another, each call would have to prepare its loop.
   for (; at + kSums <= count; at += kSums) {
@@ -112,8 +117,8 @@ void elementwise_rows(const Block<T>& b, const Epilogue& epilogue, T factor, con
     for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
       T memory[kChunk], *chunk = b.scores + row * b.stride + at;
       const T* targets = read_targets(b, row, at, n, memory);
-      elementwise_chunk<with_score_grad, weighted>(chunk, next, targets, n, epilogue, weight,
-                                                  positive_weight, loss, score_grad);
+      elementwise_chunk<with_score_grad, weighted, false>(
+          chunk, next, targets, n, epilogue, weight, positive_weight, loss, score_grad);
     });
     losses[row] += loss;
     if (score_grad_sums) score_grad_sums[row] += score_grad;
@@ -129,8 +134,48 @@ void elementwise(const Block<T>& b, const Epilogue& epilogue, T factor, const T*
   run(b, epilogue, factor, weights, positive_weights, losses, score_grad_sums, begin, end);
 }
 
+// The same for the loss of pairs with the target -1 but for a few positives (Block::few_positives).
+// They are taken one by one, and left out of the sums over all pairs of their row.
+template <bool with_score_grad, class T>
+void sigmoid_rows_of_few_positives(const Block<T>& b, const SigmoidRows<T>& args, int64_t begin,
+                                   int64_t end) {
+  const Sigmoid<T> epilogue{args.scale, args.bias};
+  for (int64_t row = begin; row < end; ++row) {
+    const T weight = with_score_grad ? args.weights[row] * args.scale : T(0);
+    const T positive_weight = args.positive_weights ? args.positive_weights[row] : T(1);
+    const int64_t next = row + 1 < b.rows ? b.stride : 0;
+    T* const s = b.scores + row * b.stride;
+    const int64_t* column = b.few_positives.columns + b.few_positives.first[row];
+    const int64_t* const last = b.few_positives.columns + b.few_positives.first[row + 1];
+    double loss = 0, score_grad_sum = 0;
+    for_chunks(0, b.columns, [&](int64_t at, int64_t n) {
+      T score_grads[kChunk];
+      int64_t count = 0;
+      for (; column + count < last && column[count] < at + n; ++count) {
+        T &score = s[column[count]], e, score_grad;
+        const T rest = epilogue.without_logarithm(score, T(1), e, score_grad);
+        loss += positive_weight * (rest + __builtin_log1p(double(e)));
+        score_grads[count] = positive_weight * score_grad;
+        score_grad_sum += score_grads[count];
+        score = kLeftOut<T>;  // as a negative it has no loss and no gradient
+      }
+      elementwise_chunk<with_score_grad, false, true>(s + at, next, s + at, n, epilogue, weight,
+                                                      T(1), loss, score_grad_sum);
+      for (int64_t k = 0; k < count; ++k) s[column[k]] = weight * score_grads[k];
+      column += count;
+    });
+    args.losses[row] += loss;
+    if (args.score_grad_sums) args.score_grad_sums[row] += score_grad_sum;
+  }
+}
+
 template <class T>
 void sigmoid(const Block<T>& b, SigmoidRows<T> args, int64_t begin, int64_t end) {
+  if (b.few_positives.first) {
+    const auto run = args.weights ? sigmoid_rows_of_few_positives<true, T>
+                                  : sigmoid_rows_of_few_positives<false, T>;
+    return run(b, args, begin, end);
+  }
   const auto run = args.positive_weights ? elementwise<true, T, Sigmoid<T>>
                                          : elementwise<false, T, Sigmoid<T>>;
   run(b, Sigmoid<T>{args.scale, args.bias}, args.scale, args.weights, args.positive_weights,

@@ -2,10 +2,12 @@
 // operators take most of a small batch's time, and this is a single call.
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "columns_by_row.h"
 #include "mirrored.h"
 #include "operators.h"
 #include "panel.h"
@@ -113,7 +115,7 @@ class LossOfWidth {
       : options_(arguments.options), band_rows_(sizes.rows),
         sides_(arguments.x, arguments.y, width, options_.cosine,
                is_lazy(arguments, sizes, width, to_x || to_y), to_x, to_y),
-        all_(all_pairs<T>(arguments.pairs, sides_.rows.count, sides_.columns().count)),
+        all_(all_pairs_of(arguments)),
         losses_(arguments, all_, factor, to_x || to_y),
         metrics_(arguments.row_metrics, arguments.totals, all_.rows, options_.cosine),
         panel_(sides_.rows, all_.rows, sides_.columns().operand(), sides_.columns().inverse(),
@@ -154,6 +156,26 @@ class LossOfWidth {
     if (!with_gradient) return again || rows <= sizes.rows;
     const bool few = columns * width * int64_t(sizeof(T)) <= kMostUnitRows;
     return again && !(few && kernels().of<T>().reads_unpacked);
+  }
+
+  // Positives are listed if there are so many pairs that this saves time, and if at most one of
+  // kPairsPerPositive pairs is a positive.
+  static constexpr int64_t kManyPairs = 1 << 18, kPairsPerPositive = 256;
+
+  // All pairs. For a sigmoid loss with targets by group, positives that are few are listed.
+  Block<T> all_pairs_of(const LossArguments& arguments) {
+    Block<T> all = all_pairs<T>(arguments.pairs, sides_.rows.count, sides_.columns().count);
+    const int64_t pairs = all.rows * all.columns;
+    const bool by_group = all.row_groups && !all.dense.data && all.skip == Skip::nothing;
+    if (arguments.kind != Kind::sigmoid || !by_group || all.negative_target != T(-1)) return all;
+    // The logit of a score of kLeftOut has to be so low that the loss of a negative is 0.
+    const T lowest = T(options_.scale) * kLeftOut<T>;
+    if (pairs < kManyPairs || !(lowest < T(-1e9)) || !std::isfinite(lowest)) return all;
+    if (positives_.find(all.row_groups, all.rows, all.column_groups, all.columns,
+                        pairs / kPairsPerPositive)) {
+      all.few_positives = positives_.lists();
+    }
+    return all;
   }
 
   Result in_one_pass() const {
@@ -215,6 +237,7 @@ class LossOfWidth {
   const LossOptions& options_;
   const int64_t band_rows_;
   const Sides<T> sides_;
+  ColumnsByRow positives_;  // see all_pairs_of
   const Block<T> all_;
   const RowLosses<T> losses_;
   BatchMetrics<T> metrics_;

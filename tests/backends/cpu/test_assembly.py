@@ -206,6 +206,7 @@ def test_dot_products_keep_their_sums_in_registers():
     [
         "(?:softmax_fused<float>|sum_exponentials<true, float>)",
         "elementwise_rows<true, false, float",
+        "sigmoid_rows_of_few_positives<true, float>",
     ],
 )
 def test_an_epilogue_asks_for_the_next_row(epilogue):

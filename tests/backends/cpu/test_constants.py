@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsim.backends.cpu import both_ways, workspace
+from fastsim.backends.cpu import both_ways, sizes, workspace
 
 SOURCES = Path(__file__).parents[3] / "csrc/cpu"
 
@@ -14,6 +14,7 @@ SOURCES = Path(__file__).parents[3] / "csrc/cpu"
     ("value", "file", "name"),
     [
         (workspace.CACHED >> 20, "panel.h", "kCached"),
+        (4 * sizes.BAND >> 20, "one_call.cpp", "kMostUnitRows"),
         (both_ways.LARGEST, "softmax_sums.h", "kLargest"),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 
 import fastsim
 from fastsim.backends import get
-from fastsim.backends.cpu import library, one_call, workspace
+from fastsim.backends.cpu import library, one_call, sizes, workspace
 from fastsim.backends.cpu.backend import CpuBackend
 from fastsim.backends.cpu.one_call import SERVED
 from fastsim.engine import prepared
@@ -255,16 +255,18 @@ def test_pairs_without_targets_are_an_error(kind, usable):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("tall", "width"), [(5, 129), (64, 250), (13, 16), (13, 64)])
-def test_many_columns_as_they_are(tall, width, dtype, monkeypatch, usable):
+@pytest.mark.parametrize("most", [workspace.CACHED, 4 * sizes.BAND], ids=["cached", "unit rows"])
+def test_many_columns_as_they_are(most, tall, width, dtype, monkeypatch, usable):
     """Columns of the compute type are multiplied by their inverse norms while they are packed for
-    each band, if their rows or their columns are contiguous. Of others unit rows are made."""
+    each band, if their rows or their columns are contiguous. Of others unit rows are made, and of
+    all with AVX-512 if these take little memory."""
     usable("cpu")
     monkeypatch.setattr(one_call, "band_rows", lambda *_: tall)
     monkeypatch.setattr(one_call, "parts_serve_loss", lambda *_: False)
     monkeypatch.setattr(one_call, "blas_is_faster", lambda *_: False)
     monkeypatch.setattr(one_call, "parts_are_faster", lambda *_: False)
-    # Beyond kCached in csrc/cpu/panel.h.
-    rows, columns = 2 * tall + 3, workspace.CACHED // (width * dtype.itemsize) + 101
+    # Beyond kCached in csrc/cpu/panel.h, or kMostUnitRows in csrc/cpu/one_call.cpp.
+    rows, columns = 2 * tall + 3, most // (width * dtype.itemsize) + 101
     monkeypatch.setattr(one_call, "WIDEST", columns)
     x, y = (torch.randn(n, width, generator=fresh(54), dtype=dtype) for n in (rows, columns))
     y *= 10 ** torch.empty(columns, 1, dtype=dtype).uniform_(-20, 18, generator=fresh(55))
