@@ -48,7 +48,7 @@ def results(loss, leaves):
 @pytest.mark.parametrize("positive_weight", ["one", "row"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("number", GROUPS.values(), ids=GROUPS)
-@pytest.mark.parametrize(("scale", "bias"), [(10.0, -10.0), (40.0, 3.0), (-5.0, 1.0), (0.0, 1.0)])
+@pytest.mark.parametrize(("scale", "bias"), [(10.0, -10.0), (40.0, 3.0), (-5.0, 1.0)])
 def test_against_the_formula(number, dtype, positive_weight, scale, bias, in_one_call):
     random = fresh(90)
     groups = [torch.randint(number, (count,), generator=random) for count in (ROWS, COLUMNS)]
