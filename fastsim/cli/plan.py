@@ -119,8 +119,10 @@ def _panel(plan, operand):
         return "panel", (2 * FLOAT + operand) * scores, what
     products, alone = PRODUCTS[plan.loss][0], plan.ranks == 1
     kept = sizes.KEPT if products == 4 and alone else 0
-    in_bands = alone and products > 1 and plan.loss not in ONE_SET
-    panel = max(sizes.BAND if in_bands else sizes.PANEL, kept, sizes.FEWEST_ROWS * columns)
+    panel = sizes.BAND if alone and plan.loss not in ONE_SET else sizes.PANEL
+    if products == 1:
+        panel = sizes.PANEL // sizes.ONCE
+    panel = max(panel, kept, sizes.FEWEST_ROWS * columns)
     if plan.loss in ONE_SET and alone:
         panel += sizes.KEPT
     scores = min(plan.rows * columns, panel)
