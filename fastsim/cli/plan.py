@@ -119,9 +119,10 @@ def _panel(plan, operand):
         return "panel", (2 * FLOAT + operand) * scores, what
     products, alone = PRODUCTS[plan.loss][0], plan.ranks == 1
     kept = sizes.KEPT if products == 4 and alone else 0
-    panel = sizes.BAND if alone and plan.loss not in ONE_SET else sizes.PANEL
     if products == 1:
         panel = sizes.PANEL // sizes.ONCE
+    else:
+        panel = sizes.BAND if alone and plan.loss not in ONE_SET else sizes.PANEL
     panel = max(panel, kept, sizes.FEWEST_ROWS * columns)
     if plan.loss in ONE_SET and alone:
         panel += sizes.KEPT
