@@ -17,6 +17,10 @@ class MetricsRecorder {
     b.row_metrics = row_metrics;
     const bool by_id = b.row_ids, by_group = b.row_groups && !b.dense.data;
     if (by_id == by_group || b.dense.data) return;
+    if (by_group && b.few_positives.first) {  // found already
+      b.akin = b.few_positives;
+      return;
+    }
     const int64_t* rows = by_id ? b.row_ids : b.row_groups;
     const int64_t* columns = by_id ? b.column_ids : b.column_groups;
     // With more columns than this, comparing every pair is faster.

@@ -86,3 +86,19 @@ def test_a_nan_reaches_loss_and_gradients(in_one_call):
     assert loss.isnan()
     assert grad_y.isnan().all()
     assert torch.equal(grad_x.isnan(), sides[0].isnan().any(1, keepdim=True).expand_as(grad_x))
+
+
+def test_metrics_are_those_of_every_pair(in_one_call):
+    """The recording of metrics reads the same lists."""
+    random = fresh(92)
+    groups = [torch.randint(3000, (count,), generator=random) for count in (ROWS, COLUMNS)]
+    sides = [torch.randn(n, WIDTH, generator=random).double() for n in (ROWS, COLUMNS)]
+
+    def metrics(backend):
+        with fastsim.metrics() as seen:
+            fastsim.siglip(*sides, targets=groups, backend=backend)
+        return seen.read()
+
+    theirs = metrics("torch")
+    assert theirs
+    assert metrics("cpu") == pytest.approx(theirs)
