@@ -176,7 +176,7 @@ def test_bfloat16_gradients_are_off_by_their_own_rounding(name, rows):
     dense, truth = (results(oracle, given)[1:] for given in (sides, [t.double() for t in sides]))
     for got, theirs, wanted in zip(mine, dense, truth, strict=True):
         rounding = (wanted.bfloat16() - wanted).norm()
-        assert (got - wanted).norm() <= 2 * max(rounding, (theirs - wanted).norm())
+        assert (got - wanted).norm() <= 1.05 * max(rounding, (theirs - wanted).norm())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
