@@ -1,11 +1,13 @@
-// InfoNCE of a small batch with further candidates or label smoothing, and its gradient, in one
-// operator. All scores of a row lie in one row of memory, section by section, so that one softmax
-// over it is the loss. The sections are the scores with
+// InfoNCE with further candidates or label smoothing, and its gradient, in one operator. All scores
+// of a row lie in one row of memory, section by section, so that one softmax over it is the loss.
+// The sections are the scores with
 //
 //   candidates | anchors (query_to_query) | anchors (doc_to_query) | candidates (doc_to_doc)
 //       | references | own negatives
 //
-// fastsim/losses/further_candidates.py has the formulas.
+// fastsim/losses/further_candidates.py has the formulas. A large batch is computed band by band. A
+// loss with one of the three sections in the middle (`SquareSections`) is a single band, as their
+// scores belong to two rows each.
 
 #include <numeric>
 #include <optional>
@@ -15,6 +17,7 @@
 #include "block_losses.h"
 #include "metrics_recorder.h"
 #include "operators.h"
+#include "panel.h"
 #include "side.h"
 #include "totals.h"
 
@@ -43,9 +46,7 @@ struct Section {
 // Sets the scores of a block to the products of `rows` and `columns`.
 template <class T>
 void fill(const Block<T>& b, const T* rows, const Side<T>& columns) {
-  Scratch<T> packed(packed_rows<T>(columns.count) * columns.width);
-  pack<T>(columns, columns.count, columns.width, packed);
-  fill_scores<T>(rows, columns.width, packed, b);
+  PanelColumns<T>(columns, false).fill(rows, b);
 }
 
 // Leaves out the pairs of row i and column i.
@@ -64,91 +65,119 @@ void transpose_square(const Block<T>& from, const Block<T>& to, bool add) {
   });
 }
 
-// The section of own negatives: the scores (N, K) of each of the N rows with its own K negatives,
-// and their gradients. `negatives` (N K, D) has those of row 0 first, then those of row 1.
+// The section of own negatives: the scores (rows, K) of the rows of a band, each with its own K
+// negatives, and their gradients.
 template <class T>
 class OwnNegatives {
  public:
-  OwnNegatives(const Side<T>& rows, const Side<T>& negatives, int64_t per_row)
-      : rows_(rows), negatives_(negatives), per_row_(per_row) {}
+  // own (N K, D): the negatives of row 0 first, then those of row 1. first: the first row of the
+  // band. rows (count, D): its unit rows.
+  OwnNegatives(const Tensor& own, int64_t per_row, bool cosine, int64_t first, const T* rows,
+               int64_t count)
+      : rows_(rows), count_(count), width_(own.size(1)), per_row_(per_row),
+        negatives_(matrix(own).from_row(first * per_row), count * per_row, width_, cosine, nullptr,
+                   false) {}
 
   // Computes the scores.
   void fill(const Block<T>& b) const {
     std::vector<int64_t> columns(negatives_.count);
-    for (int64_t i = 0; i < b.rows; ++i) {
-      for (int64_t k = 0; k < per_row_; ++k) columns[k * b.rows + i] = i * per_row_ + k;
+    for (int64_t i = 0; i < count_; ++i) {
+      for (int64_t k = 0; k < per_row_; ++k) columns[k * count_ + i] = i * per_row_ + k;
     }
     std::vector<T> values(negatives_.count);
-    const Partners<T> pairs{rows_, negatives_, b.rows, rows_.width, per_row_, columns.data(),
-                            false};
-    over(b.rows, per_row_ * rows_.width, [&](int64_t begin, int64_t end) {
+    const Partners<T> pairs{rows_, negatives_, count_, width_, per_row_, columns.data(), false};
+    over(count_, per_row_ * width_, [&](int64_t begin, int64_t end) {
       kernels().of<T>().chosen_rows(pairs, values.data(), begin, end);
     });
-    for (int64_t i = 0; i < b.rows; ++i) {
-      for (int64_t k = 0; k < per_row_; ++k) b.scores[i * b.stride + k] = values[k * b.rows + i];
+    for (int64_t i = 0; i < count_; ++i) {
+      for (int64_t k = 0; k < per_row_; ++k) b.scores[i * b.stride + k] = values[k * count_ + i];
     }
   }
 
-  // Adds the products of the score gradients and the negatives to the gradient of the rows, (N, D).
+  // Adds the products of the score gradients and the negatives to the gradient of the rows of the
+  // band, (count, D).
   void add_to_rows(const Block<T>& b, T* grad) const {
-    const int64_t width = rows_.width;
-    over(b.rows, per_row_ * width, [&](int64_t begin, int64_t end) {
+    over(count_, per_row_ * width_, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const Matrix row_negatives = row_major<T>(negatives_ + i * per_row_ * width, width);
+        const Matrix row_negatives = row_major<T>(negatives_ + i * per_row_ * width_, width_);
         kernels().of<T>().multiply_rows(b.scores + i * b.stride, b.stride, per_row_,
-                                        row_negatives, nullptr, width, grad + i * width, true,
+                                        row_negatives, nullptr, width_, grad + i * width_, true,
                                         {0, 1});
       }
     });
   }
 
-  // Sets `grad` (N K, D) to the gradient of the caller's negatives.
+  // Sets `grad` (count K, D) to the gradient of the caller's negatives.
   void negatives_gradient(const Block<T>& b, T* grad) const {
-    const int64_t width = rows_.width;
-    over(b.rows, per_row_ * width, [&](int64_t begin, int64_t end) {
+    over(count_, per_row_ * width_, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        kernels().of<T>().multiply_columns(b.scores + i * b.stride, b.stride, 1, rows_ + i * width,
-                                           width, grad + i * per_row_ * width, false,
-                                           {0, per_row_});
+        kernels().of<T>().multiply_columns(b.scores + i * b.stride, b.stride, 1,
+                                           rows_ + i * width_, width_,
+                                           grad + i * per_row_ * width_, false, {0, per_row_});
       }
     });
     negatives_.finish(grad);
   }
 
  private:
-  const Side<T>&rows_, &negatives_;
-  const int64_t per_row_;
+  const T* const rows_;
+  const int64_t count_, width_, per_row_;
+  const Side<T> negatives_;
 };
 
 // Which sections of anchors and candidates are present beside that of the candidates.
-struct SectionFlags {
+struct SquareSections {
   bool query_to_query, doc_to_query, doc_to_doc;
+
+  bool any() const { return query_to_query || doc_to_query || doc_to_doc; }
 };
 
-// The scores of all sections, in one block of memory, and the gradients of their sides.
+// Where the gradients of x, y and own go; null: not wanted.
+template <class T>
+struct Gradients {
+  T *x, *y, *own;
+
+  explicit operator bool() const { return x || y || own; }
+};
+
+// The scores of all sections, a band of rows at a time, and the gradients of their sides.
 template <class T>
 class Sections {
  public:
-  // x (N, D), y (M, D), own (N K, D) and references (R, D): the sides, as for `further`.
+  // x (N, D), y (M, D), own (N K, D) and references (R, D): the sides, as for `further`. band_rows:
+  // the rows of a band. reads_columns: whether the unit rows of y are read one by one.
   Sections(const Tensor& x, const Tensor& y, const Optional& own, const Optional& references,
-           const SectionFlags& flags, bool cosine)
-      : rows_(x, cosine), columns_(y, cosine) {
+           const SquareSections& squares, bool cosine, int64_t band_rows, bool reads_columns,
+           const Gradients<T>& to)
+      : own_(own), squares_(squares), cosine_(cosine), to_(to),
+        per_row_(own && x.size(0) ? own->size(0) / x.size(0) : 0),
+        several_bands_(band_rows < x.size(0)),
+        // The unit rows may lie where the gradient goes, as the gradient of a band is written over
+        // its unit rows when nothing reads these any more.
+        rows_(x, cosine, cosine && !squares.any() ? to.x : nullptr),
+        columns_(y, y.size(1), cosine, nullptr,
+                 !squares.any() && !reads_columns && is_lazy(y, references)) {
     const int64_t count = rows_.count, width = rows_.width;
     if (columns_.count < count || columns_.width != width) {
       refuse("y", y, "a positive of x's width for each of ", count, " rows");
     }
-    const int64_t per_row = own && count ? own->size(0) / count : 0;
-    if (own) check_matrix(*own, "own", per_row * count, width);
-    if (references) check_matrix(*references, "references", references->size(0), width);
-    if (own) negatives_.emplace(*own, cosine);
-    if (references) references_.emplace(*references, cosine);
-    if (negatives_) own_negatives_.emplace(rows_, *negatives_, per_row);
+    STD_TORCH_CHECK(!squares.any() || !several_bands_, "fastsim: tall: wanted all ", count,
+                    " rows of a loss with these directions, got ", band_rows);
+    if (own) check_matrix(*own, "own", per_row_ * count, width);
+    if (references) {
+      check_matrix(*references, "references", references->size(0), width);
+      references_.emplace(*references, width, cosine, nullptr, is_lazy(y, references));
+      packed_references_.emplace(*references_, several_bands_);
+    }
+    packed_columns_.emplace(columns_, several_bands_);
     query_doc_ = add(true, columns_.count);
-    query_query_ = add(flags.query_to_query, count);
-    doc_query_ = add(flags.doc_to_query, count);
-    doc_doc_ = add(flags.doc_to_doc, columns_.count);
+    query_query_ = add(squares.query_to_query, count);
+    doc_query_ = add(squares.doc_to_query, count);
+    doc_doc_ = add(squares.doc_to_doc, columns_.count);
     query_reference_ = add(bool(references_), references_ ? references_->count : 0);
-    query_own_ = add(bool(negatives_), per_row);
+    query_own_ = add(bool(own), per_row_);
+    // Without rows there is no band, and the gradient of y is written by the first band.
+    if (to.y && count == 0) std::fill_n(to.y, columns_.count * width, T(0));
   }
 
   const Side<T>& rows() const { return rows_; }
@@ -159,15 +188,15 @@ class Sections {
 
   // The distance of two rows of scores.
   int64_t stride() const { return panel_stride<T>(total_columns_); }
-  // The block of all scores, in memory for stride() numbers for each row. indices: 0, 1, ..., since
-  // column i is the positive of row i.
-  Block<T> block(T* memory, const std::vector<int64_t>& indices) const {
+  // The block of all scores of `count` rows, in memory for stride() numbers for each row.
+  // positives (count,): the columns of the rows' positives.
+  Block<T> block(T* memory, int64_t count, const int64_t* positives) const {
     Block<T> b{};
     b.scores = memory;
     b.stride = stride();
-    b.rows = rows_.count;
+    b.rows = count;
     b.columns = total_columns_;
-    b.positives = indices.data();
+    b.positives = positives;
     return b;
   }
 
@@ -175,10 +204,21 @@ class Sections {
   Block<T> query_doc(const Block<T>& b) const { return query_doc_.block(b); }
 
   // Computes the scores of the anchors with the candidates, the section that the metrics are of.
-  void fill_query_doc(const Block<T>& b) const { fill<T>(query_doc_.block(b), rows_, columns_); }
+  // first: the first row of the band, here and below.
+  void fill_query_doc(const Block<T>& b, int64_t first) const {
+    packed_columns_->fill(rows_ + first * rows_.width, query_doc_.block(b));
+  }
+
+  // The own negatives of the rows of a block, if there are any.
+  std::optional<OwnNegatives<T>> own_negatives(const Block<T>& b, int64_t first) const {
+    if (!own_) return std::nullopt;
+    return std::optional<OwnNegatives<T>>(std::in_place, *own_, per_row_, cosine_, first,
+                                          rows_ + first * rows_.width, b.rows);
+  }
 
   // Computes the scores of all other sections.
-  void fill_others(const Block<T>& b) const {
+  void fill_others(const Block<T>& b, int64_t first,
+                   const std::optional<OwnNegatives<T>>& own) const {
     if (query_query_.present) {
       fill<T>(query_query_.block(b), rows_, rows_);
       leave_out_diagonal(query_query_.block(b));
@@ -188,31 +228,41 @@ class Sections {
       fill<T>(doc_doc_.block(b), columns_, columns_);
       leave_out_diagonal(doc_doc_.block(b));
     }
-    if (query_reference_.present) fill<T>(query_reference_.block(b), rows_, *references_);
-    if (own_negatives_) own_negatives_->fill(query_own_.block(b));
+    if (query_reference_.present) {
+      packed_references_->fill(rows_ + first * rows_.width, query_reference_.block(b));
+    }
+    if (own) own->fill(query_own_.block(b));
   }
 
-  // Sets the gradients of x, y and own from the score gradients in b; null: not wanted.
-  void gradients(const Block<T>& b, T* to_x, T* to_y, T* to_own) const {
+  // Writes or adds the products of the score gradients in b with the operands.
+  void add_gradients(const Block<T>& b, int64_t first,
+                     const std::optional<OwnNegatives<T>>& own) const {
     const int64_t width = rows_.width;
     const Block<T> query_doc = query_doc_.block(b);
     // The scores of doc_query are scores of query_doc, so their gradients add up.
     if (doc_query_.present) transpose_square(doc_query_.block(b), query_doc, true);
-    if (to_x) {
-      multiply_panel<T>(query_doc, columns_, width, to_x, false, false);
-      if (query_query_.present) add_square(query_query_.block(b), rows_, to_x);
-      if (query_reference_.present) {
-        multiply_panel<T>(query_reference_.block(b), *references_, width, to_x, false, true);
-      }
-      if (own_negatives_) own_negatives_->add_to_rows(query_own_.block(b), to_x);
-      rows_.finish(to_x);
+    // First the products with the unit rows of the band, which its gradient may be written over.
+    if (to_.y) {
+      multiply_panel<T>(query_doc, rows_ + first * width, width, to_.y, true, first > 0);
+      if (doc_doc_.present) add_square(doc_doc_.block(b), columns_, to_.y);
     }
-    if (to_y) {
-      multiply_panel<T>(query_doc, rows_, width, to_y, true, false);
-      if (doc_doc_.present) add_square(doc_doc_.block(b), columns_, to_y);
-      columns_.finish(to_y);
+    if (to_.own) {
+      own->negatives_gradient(query_own_.block(b), to_.own + first * per_row_ * width);
     }
-    if (to_own) own_negatives_->negatives_gradient(query_own_.block(b), to_own);
+    if (!to_.x) return;
+    T* const to_band = to_.x + first * width;
+    multiply_columns_of(query_doc, columns_, to_band, false);
+    if (query_query_.present) add_square(query_query_.block(b), rows_, to_band);
+    if (query_reference_.present) {
+      multiply_columns_of(query_reference_.block(b), *references_, to_band, true);
+    }
+    if (own) own->add_to_rows(query_own_.block(b), to_band);
+  }
+
+  // Replaces the gradients of the operands, after those of all bands, by those of x and y.
+  void finish() const {
+    if (to_.x) rows_.finish(to_.x);
+    if (to_.y) columns_.finish(to_.y);
   }
 
  private:
@@ -223,90 +273,122 @@ class Sections {
     return section;
   }
 
+  // Whether products read y and the references without their unit rows (PanelColumns).
+  bool is_lazy(const Tensor& y, const Optional& references) const {
+    const int64_t count = y.size(0) + (references ? references->size(0) : 0);
+    return PanelColumns<T>::is_lazy(count, y.size(1), several_bands_, bool(to_));
+  }
+
+  // to (+)= block columns, for the columns of the section.
+  static void multiply_columns_of(const Block<T>& b, const Side<T>& columns, T* to, bool add) {
+    multiply_panel<T>(b, columns.operand(), columns.inverse(), columns.width, to, add);
+  }
+
   // Adds to `grad` the gradient from a section of which `side` is both sides.
   static void add_square(const Block<T>& b, const Side<T>& side, T* grad) {
     multiply_panel<T>(b, side, side.width, grad, false, true);
     multiply_panel<T>(b, side, side.width, grad, true, true);
   }
 
+  const Optional& own_;
+  const SquareSections squares_;
+  const bool cosine_;
+  const Gradients<T> to_;
+  const int64_t per_row_;
+  const bool several_bands_;
   const Side<T> rows_, columns_;
-  std::optional<Side<T>> references_, negatives_;
-  std::optional<OwnNegatives<T>> own_negatives_;
+  std::optional<Side<T>> references_;
+  std::optional<PanelColumns<T>> packed_columns_, packed_references_;
   Section<T> query_doc_, query_query_, doc_query_, doc_doc_, query_reference_, query_own_;
   int64_t total_columns_ = 0;
 };
 
-// Sets `totals` to the metrics of the scores of the anchors with the candidates.
+// Records the row metrics of the scores of a band's anchors with the candidates.
 template <class T>
-void write_metrics(const Sections<T>& sections, const Block<T>& b, const Optional& totals,
-                   bool cosine) {
+void record_metrics(const Sections<T>& sections, const Block<T>& b, double* row_metrics) {
   Block<T> recorded = sections.query_doc(b);
   recorded.positives = b.positives;
-  BatchMetrics<T> metrics({}, totals, b.rows, cosine);
-  const MetricsRecorder<T> recorder(recorded, metrics.row_metrics(0));
+  const MetricsRecorder<T> recorder(recorded, row_metrics);
   over(b.rows, recorded.columns, [&](int64_t begin, int64_t end) {
     kernels().of<T>().record_metrics(recorded, {}, begin, end);
   });
-  metrics.add_row_potentials(sections.rows());
-  metrics.add_column_potentials(sections.columns());
-  metrics.write();
 }
 
-// Makes every candidate a target, the positive with the largest share. The targets in the block are
-// relative to the positive's; `normalise` divides them by their sum. indices: as in the block.
+// The targets of smoothed labels: every candidate is one, and the positive has the largest share.
 template <class T>
-void smooth_labels(double label_smoothing, int64_t candidates, const std::vector<int64_t>& indices,
-                   Block<T>& b, Loss& softmax) {
-  const double share = label_smoothing / double(candidates);
-  b.row_groups = b.column_groups = indices.data();
-  b.negative_target = T(share / (1 - label_smoothing + share));
-  softmax.normalise = true;
-}
+struct SmoothedLabels {
+  double label_smoothing;
+  int64_t candidates;
+
+  // Sets the targets of a block, relative to the positive's; `normalise` of the loss divides them
+  // by their sum. indices (candidates,): 0, 1, ... first: the first row of the block.
+  void set(Block<T>& b, const int64_t* indices, int64_t first) const {
+    const double share = label_smoothing / double(candidates);
+    b.row_groups = indices + first;
+    b.column_groups = indices;
+    b.negative_target = T(share / (1 - label_smoothing + share));
+  }
+};
 
 // InfoNCE of the anchors x (N, D) and the candidates y (M, D). Row i of y is the positive of x_i.
 // own (N K, D): K own negatives of each anchor. references (R, D). query_to_query, doc_to_query,
 // doc_to_doc: whether these sections are present. label_smoothing: must be 0 if there is any
 // further candidate. weights (N,): the weights of the row losses; without them every row has
-// `weight`. Gradients are written in the compute type, if they are given. loss: () the weighted sum
-// of the row losses, or (N,) the row losses, not weighted.
+// `weight`. tall: the rows of a band, all rows for SquareSections. Gradients are written in the
+// compute type, if they are given. loss: () the weighted sum of the row losses, or (N,) the row
+// losses, not weighted.
 void further(Tensor x, Tensor y, Optional own, Optional references, bool query_to_query,
              bool doc_to_query, bool doc_to_doc, double scale, double margin,
-             double label_smoothing, bool cosine, Optional weights, double weight, Optional grad_x,
-             Optional grad_y, Optional grad_own, Tensor loss, Optional totals) {
+             double label_smoothing, bool cosine, Optional weights, double weight, int64_t tall,
+             Optional grad_x, Optional grad_y, Optional grad_own, Tensor loss, Optional totals) {
   with_type(loss, "loss", [&](auto type) {
     using T = decltype(type);
-    const SectionFlags flags{query_to_query, doc_to_query, doc_to_doc};
-    const Sections<T> sections(x, y, own, references, flags, cosine);
-    const Side<T>&rows = sections.rows(), &columns = sections.columns();
-    const int64_t count = rows.count, width = rows.width;
-    STD_TORCH_CHECK(label_smoothing == 0 || sections.total_columns() == columns.count,
+    const SquareSections squares{query_to_query, doc_to_query, doc_to_doc};
+    const int64_t count = x.size(0), width = x.size(1);
+    STD_TORCH_CHECK(tall > 0, "fastsim: tall: wanted rows of a band, got ", tall);
+    STD_TORCH_CHECK(own || !grad_own, "fastsim: grad_own: wanted own too");
+    const Gradients<T> to{output<T>(grad_x, "grad_x", count * width),
+                          output<T>(grad_y, "grad_y", y.size(0) * width),
+                          output<T>(grad_own, "grad_own", own ? own->size(0) * width : 0)};
+    const Sections<T> sections(x, y, own, references, squares, cosine, tall, bool(totals), to);
+    const int64_t candidates = sections.columns().count;
+    STD_TORCH_CHECK(label_smoothing == 0 || sections.total_columns() == candidates,
                     "fastsim: label_smoothing: wanted 0 beside further candidates, got ",
                     label_smoothing);
-    STD_TORCH_CHECK(own || !grad_own, "fastsim: grad_own: wanted own too");
-    T* const to_x = output<T>(grad_x, "grad_x", count * width);
-    T* const to_y = output<T>(grad_y, "grad_y", columns.count * width);
-    T* const to_own = output<T>(grad_own, "grad_own", own ? own->size(0) * width : 0);
     T* const out = output<T>(loss, "loss", loss.dim() ? count : 1);
-
-    const Scratch<T> memory(count * sections.stride());
-    std::vector<int64_t> indices(std::max(count, columns.count));
-    std::iota(indices.begin(), indices.end(), 0);
-    Block<T> b = sections.block(memory, indices);
-    sections.fill_query_doc(b);
-    if (totals) write_metrics(sections, b, totals, cosine);
-    sections.fill_others(b);
+    BatchMetrics<T> metrics({}, totals, count, cosine);
+    metrics.add_row_potentials(sections.rows());
+    metrics.add_column_potentials(sections.columns());
 
     Loss softmax{};
     softmax.kind = Kind::softmax;
     softmax.scale = scale;
     softmax.margin = margin;
-    softmax.score_grad = to_x || to_y || to_own;
-    if (label_smoothing != 0) smooth_labels(label_smoothing, columns.count, indices, b, softmax);
+    softmax.score_grad = bool(to);
+    softmax.normalise = label_smoothing != 0;
+    const SmoothedLabels<T> smoothed{label_smoothing, candidates};
     const std::vector<T> equal_weights(weights ? 0 : count, T(weight));
     const T* row_weights = weights ? input<T>(*weights, "weights", count) : equal_weights.data();
-    const Result result = softmax_of_rows<T>(b, softmax, row_weights, loss.dim() ? out : nullptr);
+    // Column i is the positive of row i.
+    std::vector<int64_t> indices(std::max(count, candidates));
+    std::iota(indices.begin(), indices.end(), 0);
+    const Scratch<T> memory(std::min(tall, count) * sections.stride());
+    Result result;
+    for (int64_t first = 0; first < count; first += tall) {
+      const int64_t rows = std::min(tall, count - first);
+      Block<T> b = sections.block(memory, rows, indices.data() + first);
+      const auto own_negatives = sections.own_negatives(b, first);
+      sections.fill_query_doc(b, first);
+      if (totals) record_metrics(sections, b, metrics.row_metrics(first));
+      sections.fill_others(b, first, own_negatives);
+      if (label_smoothing != 0) smoothed.set(b, indices.data(), first);
+      result += softmax_of_rows<T>(b, softmax, row_weights + first,
+                                   loss.dim() ? out + first : nullptr);
+      if (softmax.score_grad) sections.add_gradients(b, first, own_negatives);
+    }
+    sections.finish();
+    metrics.write();
     if (!loss.dim()) *out = T(result.loss);
-    if (softmax.score_grad) sections.gradients(b, to_x, to_y, to_own);
   });
 }
 
@@ -314,7 +396,7 @@ std::vector<Operator> operators() {
   return {OPERATOR(
       further, "(Tensor x, Tensor y, Tensor? own, Tensor? references, bool query_to_query, "
                "bool doc_to_query, bool doc_to_doc, float scale, float margin, "
-               "float label_smoothing, bool cosine, Tensor? weights, float weight, "
+               "float label_smoothing, bool cosine, Tensor? weights, float weight, int tall, "
                "Tensor(grad_x!)? grad_x, Tensor(grad_y!)? grad_y, Tensor(grad_own!)? grad_own, "
                "Tensor(loss!) loss, Tensor(totals!)? totals) -> ()")};
 }

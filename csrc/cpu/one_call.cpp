@@ -27,7 +27,8 @@ class OtherPanel {
   OtherPanel(const Tensor& rows, const Tensor& columns, bool cosine, int64_t band_rows)
       : rows_(matrix(rows)), width_(rows.size(1)), cosine_(cosine),
         columns_(columns, width_, cosine, nullptr,
-                 Panel<T>::packs_again(rows.size(0), band_rows, columns.size(0), width_)),
+                 PanelColumns<T>::is_lazy(columns.size(0), width_, band_rows < rows.size(0),
+                                          false)),
         panel_(nullptr, rows.size(0), columns_.operand(), columns_.inverse(), columns_.count,
                width_, band_rows) {}
 
@@ -139,23 +140,13 @@ class LossOfWidth {
   }
 
  private:
-  // The most bytes of unit rows that only save time: as many as a panel has (BAND in
-  // fastsim/backends/cpu/sizes.py).
-  static constexpr int64_t kMostUnitRows = 32 << 20;
-
-  // Whether columns are multiplied by their inverse norms while they are packed, and there are no
-  // unit rows in memory. That costs no time if they are packed anyway. For the scores they are
-  // packed once or for each band, for the gradient of the rows by some instruction sets. The
-  // metrics read unit rows.
+  // See PanelColumns. The metrics read unit rows.
   static bool is_lazy(const LossArguments& arguments, const BandSizes& sizes, int64_t width,
                       bool with_gradient) {
     const Optional& y = arguments.y;
     if (!y || arguments.totals) return false;
-    const int64_t rows = arguments.x.size(0), columns = y->size(0);
-    const bool again = Panel<T>::packs_again(rows, sizes.rows, columns, width);
-    if (!with_gradient) return again || rows <= sizes.rows;
-    const bool few = columns * width * int64_t(sizeof(T)) <= kMostUnitRows;
-    return again && !(few && kernels().of<T>().reads_unpacked);
+    const bool several_bands = sizes.rows < arguments.x.size(0);
+    return PanelColumns<T>::is_lazy(y->size(0), width, several_bands, with_gradient);
   }
 
   // Positives are listed if there are so many pairs that this saves time, and if at most one of

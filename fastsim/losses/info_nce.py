@@ -41,9 +41,9 @@ from fastsim.distributed import batchwise
 from fastsim.engine.prepared import note, once_per_signature
 from fastsim.losses.batch_info_nce import batch_info_nce
 from fastsim.losses.further_candidates import check_guide, dense_guide, further_of
+from fastsim.losses.info_nce_in_one_call import info_nce_in_one_call
 from fastsim.losses.info_nce_options import check_options, check_together
 from fastsim.losses.module import LossModule
-from fastsim.losses.small_info_nce import small_info_nce
 from fastsim.pairs import (
     Pairs,
     not_above,
@@ -182,7 +182,7 @@ def info_nce(
     check_guide(guide, anchors, candidates)
     for_batch = positives, exclude, exclude_above, group
     if not (isinstance(temperature, Tensor) or any(value is not None for value in for_batch)):
-        small = small_info_nce(
+        one_call = info_nce_in_one_call(
             anchors,
             candidates,
             further,
@@ -196,8 +196,8 @@ def info_nce(
             options=options,
             formula=info_nce_from_scores,
         )
-        if small is not None:
-            function, tensors = small
+        if one_call is not None:
+            function, tensors = one_call
             loss = function(*tensors)
             note(tensors, function, loss)
             return loss

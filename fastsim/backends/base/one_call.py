@@ -49,8 +49,11 @@ class InOneCall:
         """
         return found if grad is None else formulas.multiplied(found, grad, needs_grad, spent=spent)
 
-    def serves_further(self, rows, columns, width, dtype):
-        """Whether `further` can compute this many scores, all parts together, and is faster."""
+    def serves_further(self, rows, columns, width, dtype, directions):
+        """Whether `further` can compute this many scores, all parts together, and is faster.
+
+        directions: as for `further`.
+        """
         return False
 
     def leaves_further(self, rows, columns, device):

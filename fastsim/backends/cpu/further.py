@@ -1,4 +1,4 @@
-"""InfoNCE of a small batch with further candidates or label smoothing, in one call."""
+"""InfoNCE with further candidates or label smoothing, in one call."""
 
 from dataclasses import replace
 
@@ -7,12 +7,14 @@ import torch
 from fastsim.autocast import without_autocast
 from fastsim.backends.cpu import amx, amx_loss
 from fastsim.backends.cpu.one_call import (
+    SMALL_OF_ONE_PART,
     as_numbers,
     blas_is_faster,
     gradient_memory,
+    parts_are_faster,
     parts_pay_in_one_call,
 )
-from fastsim.backends.cpu.sizes import are_two_panels
+from fastsim.backends.cpu.sizes import WIDEST, are_two_panels, band_rows
 from fastsim.pairs import Pairs
 from fastsim.precision import compute_dtype
 from fastsim.tile_loss import TileLoss
@@ -25,8 +27,13 @@ MOST_REFERENCES = 4
 class InOneSoftmax:
     """The part of `CpuBackend` for a softmax over several sets of candidates."""
 
-    def serves_further(self, rows, columns, width, dtype):
-        return are_two_panels(rows, columns) and not blas_is_faster(rows, columns, width, dtype)
+    def serves_further(self, rows, columns, width, dtype, directions):
+        if blas_is_faster(rows, columns, width, dtype):
+            return False
+        if are_two_panels(rows, columns):
+            return True
+        in_parts = parts_are_faster(rows, columns, width, dtype, SMALL_OF_ONE_PART)
+        return not any(directions) and columns <= WIDEST and not in_parts
 
     def further(self, sides, directions, numbers, cosine, weights, needs_grad, totals):
         dtype = compute_dtype(sides[0])
@@ -36,6 +43,9 @@ class InOneSoftmax:
             result = _by_one_matrix(self, sides, numbers, cosine, weights, needs_grad[:2])
             if result is not None:
                 return result
+        rows, columns = x.shape[0], y.shape[0]
+        columns += 0 if references is None else references.shape[0]
+        tall = max(rows, 1) if any(directions) else band_rows(rows, columns)
         negatives = None if negatives is None else negatives.flatten(0, 1)
         one_weight = not isinstance(weights, torch.Tensor)
         loss = x.new_empty(() if weights is not None else x.shape[0], dtype=dtype)
@@ -55,6 +65,7 @@ class InOneSoftmax:
             cosine,
             None if one_weight else weights,
             (weights or 0.0) if one_weight else 0.0,
+            tall,
             *grads,
             loss,
             totals,

@@ -14,7 +14,7 @@ SOURCES = Path(__file__).parents[3] / "csrc/cpu"
     ("value", "file", "name"),
     [
         (workspace.CACHED >> 20, "panel.h", "kCached"),
-        (4 * sizes.BAND >> 20, "one_call.cpp", "kMostUnitRows"),
+        (4 * sizes.BAND >> 20, "panel.h", "kMostUnitRows"),
         (both_ways.LARGEST, "softmax_sums.h", "kLargest"),
     ],
 )

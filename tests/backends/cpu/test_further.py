@@ -1,4 +1,4 @@
-"""Further candidates and label smoothing of a small batch: one call against a part at a time.
+"""Further candidates and label smoothing in one call against a part at a time.
 
 What the one operator (csrc/cpu/further.cpp) makes side by side, the engine makes of a log-sum-exp
 of each part (fastsim/losses/further_candidates.py).
@@ -8,20 +8,22 @@ import pytest
 import torch
 
 import fastsim
+from fastsim.backends.cpu import further, sizes
 from fastsim.backends.cpu.backend import CpuBackend
-from fastsim.backends.cpu.sizes import scores_of_a_panel
 from fastsim.engine import prepared
+from fastsim.engine.one_call import in_panels
 from tests.measure import assert_close, conditioning
 from tests.seeds import fresh
 from tests.threads import assert_same_bits
 
-ROWS, COLUMNS, REFERENCES, WIDTH = 13, 17, 70, 6
+ROWS, REFERENCES, WIDTH = 13, 70, 6
 WAYS = ("query_to_query", "doc_to_query", "doc_to_doc")
 OPTIONS = {
     **{way: {"directions": ("query_to_doc", way)} for way in WAYS},
     "own": {"own": True},
     "references": {"references": True, "margin": 0.2},
     "all": {"directions": ("query_to_doc", *WAYS), "own": True, "references": True, "margin": 0.2},
+    "own and references": {"own": True, "references": True},
     "smoothed": {"label_smoothing": 0.3},
 }
 
@@ -30,19 +32,36 @@ def normal(random, *shape):
     return torch.randn(shape, generator=random, dtype=torch.float64)
 
 
+IN_BANDS = ["own", "references", "own and references", "smoothed"]
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_in_one_call_as_by_parts(name, similarity, reduction, monkeypatch, usable):
     usable("cpu")
+    check_against_parts(name, ROWS, similarity, reduction, monkeypatch)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("name", IN_BANDS)
+def test_in_bands_as_by_parts(name, similarity, reduction, monkeypatch, usable, small_panels):
+    usable("cpu")
+    rows = 3 * sizes.band_rows(43, 43 + 4) + 7
+    check_against_parts(name, rows, similarity, reduction, monkeypatch)
+
+
+def check_against_parts(name, rows, similarity, reduction, monkeypatch):
+    """The loss and the gradients of one call, against those of a log-sum-exp of each part."""
     random, options = fresh(81), dict(OPTIONS[name])
-    tensors = [normal(random, ROWS, WIDTH), normal(random, COLUMNS, WIDTH)]
+    tensors = [normal(random, rows, WIDTH), normal(random, rows + 4, WIDTH)]
     if options.pop("own", False):
-        tensors.append(normal(random, ROWS, 3, WIDTH))
+        tensors.append(normal(random, rows, 3, WIDTH))
     if options.pop("references", False):
         options["references"] = normal(random, REFERENCES, WIDTH)
     options |= {"similarity": similarity, "reduction": reduction, "temperature": 0.3}
-    above = torch.rand(ROWS, generator=random).double() if reduction == "none" else None
+    above = torch.rand(rows, generator=random).double() if reduction == "none" else None
 
     def function(given):
         x, y, *own = (t.detach().requires_grad_() for t in given)
@@ -51,8 +70,10 @@ def test_in_one_call_as_by_parts(name, similarity, reduction, monkeypatch, usabl
         return [loss.detach(), *torch.autograd.grad(loss, (x, y, *own), above)]
 
     calls = []
-    further = CpuBackend.further
-    monkeypatch.setattr(CpuBackend, "further", lambda *given: calls.append(name) or further(*given))
+    in_one_call = CpuBackend.further
+    monkeypatch.setattr(
+        CpuBackend, "further", lambda *given: calls.append(name) or in_one_call(*given)
+    )
     one = function(tensors)
     assert calls
     count = len(calls)
@@ -63,8 +84,73 @@ def test_in_one_call_as_by_parts(name, similarity, reduction, monkeypatch, usabl
     moved = conditioning(function, tensors)
     eps = torch.finfo(torch.float64).eps
     for place, (got, truth, move) in enumerate(zip(one, parts, moved, strict=True)):
-        given = {"size": ROWS / 0.3, "moved": eps * move}
+        given = {"size": rows / 0.3, "moved": eps * move}
         assert_close(f"result {place}", got, truth, truth, torch.float64, **given)
+
+
+@pytest.mark.parametrize("name", IN_BANDS)
+def test_columns_as_they_are(name, monkeypatch, usable):
+    """Columns that are multiplied by their inverse norms while they are packed for each band give
+    the bits of unit rows, which are made of columns with gaps.
+    """
+    usable("cpu")
+    monkeypatch.setattr(further, "band_rows", lambda *_: 12)
+    monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: True)
+    random, width = fresh(83), 97
+    # Beyond kCached and kMostUnitRows in csrc/cpu/panel.h.
+    rows, columns = 31, 4 * sizes.BAND // (width * 4) + 101
+    x, y = (torch.randn(n, width, generator=random) for n in (rows, columns))
+    options = dict(OPTIONS[name])
+    if options.pop("own", False):
+        options["own_negatives"] = torch.randn(rows, 2, width, generator=random)
+    has_references = options.pop("references", False)
+    references = torch.randn(columns, width, generator=random)
+
+    def results(change):
+        more = {"references": change(references)} if has_references else {}
+        sides = [x.clone().requires_grad_(), change(y).requires_grad_()]
+        loss = fastsim.info_nce(*sides, **options, **more, backend="cpu")
+        return [loss.detach(), *torch.autograd.grad(loss, sides)]
+
+    as_they_are = results(torch.clone)
+    of_unit_rows = results(lambda side: side.repeat_interleave(2, dim=1)[:, ::2])
+    for got, wanted in zip(as_they_are, of_unit_rows, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", IN_BANDS)
+def test_metrics_in_bands(name, usable, small_panels):
+    usable("cpu")
+    random, options = fresh(84), dict(OPTIONS[name])
+    x, y = normal(random, 43, WIDTH), normal(random, 47, WIDTH)
+    if options.pop("own", False):
+        options["own_negatives"] = normal(random, 43, 3, WIDTH)
+    if "references" in options:
+        options["references"] = normal(random, REFERENCES, WIDTH)
+    with fastsim.metrics() as mine:
+        fastsim.info_nce(x, y, **options, backend="cpu")
+    with fastsim.metrics() as panels, in_panels():
+        fastsim.info_nce(x, y, **options, backend="cpu")
+    assert mine.read() == pytest.approx(panels.read(), rel=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", IN_BANDS)
+def test_bands_of_two_threads_give_the_bits_of_one(name, monkeypatch, usable):
+    usable("cpu")
+    monkeypatch.setattr(further, "band_rows", lambda *_: 252)
+    random, options = fresh(85), dict(OPTIONS[name])
+    sides = [normal(random, n, 40).float().requires_grad_() for n in (1030, 1100)]
+    if options.pop("own", False):
+        sides.append(normal(random, 1030, 2, 40).float().requires_grad_())
+    if "references" in options:
+        options["references"] = normal(random, 700, 40).float()
+
+    def results():
+        more = {"own_negatives": sides[2]} if len(sides) > 2 else {}
+        loss = fastsim.info_nce(*sides[:2], **options, **more, backend="cpu")
+        return [loss.detach(), *torch.autograd.grad(loss, sides)]
+
+    assert_same_bits(results, (1, 2))
 
 
 @pytest.mark.parametrize("rows", [1, 64, 1030])
@@ -82,9 +168,17 @@ def test_two_threads_give_the_bits_of_one(rows, usable):
     assert_same_bits(results, (1, 2))
 
 
-def test_as_many_scores_as_two_panels_hold(usable):
-    """Of all parts together; more are made a part at a time."""
+def test_as_many_scores_as_two_panels_hold(monkeypatch, usable):
+    """With directions, of all parts together; more are made a part at a time. Without directions
+    only products of parts are a reason not to make all scores side by side.
+    """
     usable("cpu")
-    serves, most = CpuBackend().serves_further, 2 * scores_of_a_panel()
-    assert serves(2048, most // 2048, 4, torch.float32)
-    assert not serves(2048, most // 2048 + 1, 4, torch.float32)
+    serves, most = CpuBackend().serves_further, 2 * sizes.scores_of_a_panel()
+    size = 2048, most // 2048 + 1, 4, torch.float32
+    for directions in ((True, False, False), (False, True, False), (False, False, True)):
+        assert serves(2048, most // 2048, 4, torch.float32, directions)
+        assert not serves(*size, directions)
+    none = False, False, False
+    for in_parts in (False, True):
+        monkeypatch.setattr(further, "parts_are_faster", lambda *_, found=in_parts: found)
+        assert serves(*size, none) != in_parts

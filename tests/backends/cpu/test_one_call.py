@@ -265,7 +265,7 @@ def test_many_columns_as_they_are(most, tall, width, dtype, monkeypatch, usable)
     monkeypatch.setattr(one_call, "parts_serve_loss", lambda *_: False)
     monkeypatch.setattr(one_call, "blas_is_faster", lambda *_: False)
     monkeypatch.setattr(one_call, "parts_are_faster", lambda *_: False)
-    # Beyond kCached in csrc/cpu/panel.h, or kMostUnitRows in csrc/cpu/one_call.cpp.
+    # Beyond kCached or kMostUnitRows in csrc/cpu/panel.h.
     rows, columns = 2 * tall + 3, most // (width * dtype.itemsize) + 101
     monkeypatch.setattr(one_call, "WIDEST", columns)
     x, y = (torch.randn(n, width, generator=fresh(54), dtype=dtype) for n in (rows, columns))

@@ -1,10 +1,10 @@
-"""InfoNCE of a small batch in one call: with a guide, a bias, further candidates, label smoothing.
+"""InfoNCE in one call: with a guide, a bias, further candidates, label smoothing.
 
 With a guide the call computes its cosines of all pairs next to the scores. With further candidates
 or label smoothing it computes one softmax over the scores of all parts (further_candidates.py) side
-by side; on a GPU the torch backend uses the specification for it. A large batch computes one
-log-sum-exp of the engine per part; for a small batch the calls between them would take longer than
-the work itself.
+by side; on a GPU the torch backend uses the specification for it. A loss that one call cannot
+compute takes one log-sum-exp of the engine per part. For a small batch the calls between these take
+longer than the work itself, and a large batch computes the scores of each part twice.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from fastsim.backends.base import Backend
 from fastsim.batch_metrics import empty_totals, in_metrics, record_totals
 from fastsim.checks import check_bias_numbers, check_constant
 from fastsim.distributed import join
+from fastsim.engine.gradients import graph_ends, is_one
 from fastsim.engine.one_call import panels_alone
 from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
@@ -28,7 +29,7 @@ from fastsim.scores import dense_scores
 from fastsim.tile_loss import TileLoss
 
 
-def small_info_nce(
+def info_nce_in_one_call(
     anchors,
     candidates,
     further,
@@ -61,9 +62,9 @@ def small_info_nce(
             bias = parse_bias(bias, len(candidates), anchors)
         tile = _paired_tile(anchors, guide, bias, similarity, options)
         one_call = OneCallLoss(tile, scale, 0.0, weight, None, backend, for_metrics=True)
-        small = PairedLoss(one_call, options, formula)
+        loss = PairedLoss(one_call, options, formula)
     else:
-        small = FurtherLoss(
+        loss = FurtherLoss(
             directions=further.directions,
             has_own=further.own_negatives is not None,
             has_references=further.references is not None,
@@ -78,10 +79,10 @@ def small_info_nce(
         tensors = [side for side in sides if side is not None]
         # The formula records no metrics. All conditions are part of a signature
         # (engine/prepared.py).
-        size = small.scores(*tensors)
+        size = loss.scores(*tensors)
         by_formula = backend.leaves_further(*size, anchors.device) and not in_metrics()
-        small = small._replace(by_formula=by_formula)
-    return (small, tensors) if small.serves(*tensors) else None
+        loss = loss._replace(by_formula=by_formula)
+    return (loss, tensors) if loss.serves(*tensors) else None
 
 
 def _paired_tile(anchors, guide, bias, similarity, options):
@@ -178,7 +179,7 @@ class FurtherLoss(NamedTuple):
             return False
         anchors = tensors[0]
         sizes = *self.scores(*tensors), anchors.shape[1], anchors.dtype
-        return self.by_formula or self.backend.serves_further(*sizes)
+        return self.by_formula or self.backend.serves_further(*sizes, self.flags())
 
     def scores(self, *tensors):
         """(rows, columns), the size of the score matrix of all parts side by side."""
@@ -188,6 +189,10 @@ class FurtherLoss(NamedTuple):
         columns += sum(widths.get(direction, 0) for direction in self.directions)
         columns += 0 if own is None else own.shape[1]
         return rows, columns + (0 if references is None else len(references))
+
+    def flags(self):
+        """For each direction but the first, whether it is among those of the loss."""
+        return [name in self.directions for name in DIRECTIONS[1:]]
 
     def __call__(self, *tensors):
         sides = self.sides(*tensors)
@@ -200,10 +205,9 @@ class FurtherLoss(NamedTuple):
     def value(self, sides, weights, needs_grad, *, for_metrics=True):
         """`Backend.further` for the sides; for_metrics: whether `fastsim.metrics` records it."""
         totals = empty_totals(sides[0].device) if for_metrics and in_metrics() else None
-        directions = [name in self.directions for name in DIRECTIONS[1:]]
         cosine = self.similarity == "cosine"
         options = self.numbers, cosine, weights, needs_grad, totals
-        loss_and_grads = self.backend.further(sides, directions, *options)
+        loss_and_grads = self.backend.further(sides, self.flags(), *options)
         if totals is not None:
             record_totals(totals)
         return loss_and_grads
@@ -222,26 +226,27 @@ class FurtherLoss(NamedTuple):
 
 class _Further(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchors, candidates, own, references, small):
-        sides, ctx.small = (anchors, candidates, own, references), small
+    def forward(ctx, anchors, candidates, own, references, further):
+        sides, ctx.further = (anchors, candidates, own, references), further
         # For reduction "none" the weights are dL/dlosses, which only the backward pass knows.
-        needs_grad = ctx.needs_input_grad[:3] if small.weight is not None else (False,) * 3
-        loss, grads = small.value(sides, small.weight, needs_grad)
+        needs_grad = ctx.needs_input_grad[:3] if further.weight is not None else (False,) * 3
+        loss, grads = further.value(sides, further.weight, needs_grad)
         ctx.save_for_backward(*sides, *grads)
         return loss
 
     @staticmethod
     @differentiable_again(
-        lambda ctx, saved, *sides: ctx.small.in_plain_torch(*sides, saved[3]), inputs=3
+        lambda ctx, saved, *sides: ctx.further.in_plain_torch(*sides, saved[3]), inputs=3
     )
     def backward(ctx, saved, grad):
         sides, grads = saved[:4], saved[4:]
         needs_grad = ctx.needs_input_grad[:3]
-        if ctx.small.weight is None:
+        if ctx.further.weight is None:
             weights = grad.contiguous()
-            grads = ctx.small.value(sides, weights, needs_grad, for_metrics=False)[1]
-        else:
-            grads = (one if one is None else grad * one for one in grads)
+            grads = ctx.further.value(sides, weights, needs_grad, for_metrics=False)[1]
+        elif not (graph_ends() and is_one(grad)):
+            times = torch.Tensor.mul_ if graph_ends() else torch.mul
+            grads = [one if one is None else times(one, grad) for one in grads]
         pairs = zip(grads, sides, strict=False)
         return (
             *(one if one is None else one.to(side.dtype) for one, side in pairs),
