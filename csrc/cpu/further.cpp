@@ -157,16 +157,9 @@ class Sections {
         rows_(x, cosine, cosine && !squares.any() ? to.x : nullptr),
         columns_(y, y.size(1), cosine, nullptr,
                  !squares.any() && !reads_columns && is_lazy(y, references)) {
-    const int64_t count = rows_.count, width = rows_.width;
-    if (columns_.count < count || columns_.width != width) {
-      refuse("y", y, "a positive of x's width for each of ", count, " rows");
-    }
-    STD_TORCH_CHECK(!squares.any() || !several_bands_, "fastsim: tall: wanted all ", count,
-                    " rows of a loss with these directions, got ", band_rows);
-    if (own) check_matrix(*own, "own", per_row_ * count, width);
+    const int64_t count = rows_.count;
     if (references) {
-      check_matrix(*references, "references", references->size(0), width);
-      references_.emplace(*references, width, cosine, nullptr, is_lazy(y, references));
+      references_.emplace(*references, rows_.width, cosine, nullptr, is_lazy(y, references));
       packed_references_.emplace(*references_, several_bands_);
     }
     packed_columns_.emplace(columns_, several_bands_);
@@ -177,7 +170,7 @@ class Sections {
     query_reference_ = add(bool(references_), references_ ? references_->count : 0);
     query_own_ = add(bool(own), per_row_);
     // Without rows there is no band, and the gradient of y is written by the first band.
-    if (to.y && count == 0) std::fill_n(to.y, columns_.count * width, T(0));
+    if (to.y && count == 0) std::fill_n(to.y, columns_.count * columns_.width, T(0));
   }
 
   const Side<T>& rows() const { return rows_; }
@@ -330,6 +323,20 @@ struct SmoothedLabels {
   }
 };
 
+// An error unless the sides fit together, and bands of `tall` rows are possible.
+void check_sides(const Tensor& x, const Tensor& y, const Optional& own, const Optional& references,
+                 const SquareSections& squares, int64_t tall) {
+  const int64_t count = x.size(0), width = x.size(1);
+  if (y.size(0) < count || y.size(1) != width) {
+    refuse("y", y, "a positive of x's width for each of ", count, " rows");
+  }
+  if (own) check_matrix(*own, "own", count ? own->size(0) / count * count : 0, width);
+  if (references) check_matrix(*references, "references", references->size(0), width);
+  STD_TORCH_CHECK(tall > 0, "fastsim: tall: wanted rows of a band, got ", tall);
+  STD_TORCH_CHECK(!squares.any() || tall >= count, "fastsim: tall: wanted all ", count,
+                  " rows of a loss with these directions, got ", tall);
+}
+
 // InfoNCE of the anchors x (N, D) and the candidates y (M, D). Row i of y is the positive of x_i.
 // own (N K, D): K own negatives of each anchor. references (R, D). query_to_query, doc_to_query,
 // doc_to_doc: whether these sections are present. label_smoothing: must be 0 if there is any
@@ -345,7 +352,7 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     using T = decltype(type);
     const SquareSections squares{query_to_query, doc_to_query, doc_to_doc};
     const int64_t count = x.size(0), width = x.size(1);
-    STD_TORCH_CHECK(tall > 0, "fastsim: tall: wanted rows of a band, got ", tall);
+    check_sides(x, y, own, references, squares, tall);
     STD_TORCH_CHECK(own || !grad_own, "fastsim: grad_own: wanted own too");
     const Gradients<T> to{output<T>(grad_x, "grad_x", count * width),
                           output<T>(grad_y, "grad_y", y.size(0) * width),

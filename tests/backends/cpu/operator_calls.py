@@ -174,6 +174,7 @@ def further():
         **dict.fromkeys(("query_to_query", "doc_to_query", "doc_to_doc", "cosine"), True),
         **{"scale": 1.0, "margin": 0.0, "label_smoothing": 0.0, "weight": 1.0},
         "weights": floats(ROWS),
+        "tall": ROWS,
         "grad_own": floats(ROWS * K, WIDTH),
         **{k: v for k, v in _written().items() if k.startswith("grad")},
         "loss": floats(ROWS),

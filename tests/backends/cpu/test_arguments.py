@@ -136,6 +136,8 @@ VALUES = [
     ("max_sim_backward", winners(1, 2), "winners: wanted .* 1 from -1 to 1, got 0 to 2"),
     ("max_sim_backward", winners(2, -2), "winners: wanted .* 2 from -1 to 2, got -2 to 0"),
     ("max_sim_backward", OWN | winners(1, 2, (2, N)), "winners: wanted .* 1 .* 1, got 0 to 2"),
+    ("further", {"tall": 0}, "tall: wanted rows of a band, got 0"),
+    ("further", {"tall": N - 1}, "tall: wanted all 6 rows of a loss with these directions, got 5"),
     ("further", {"label_smoothing": 0.1}, "label_smoothing: wanted 0 beside .*, got 0.1"),
     ("chosen_rows", {"columns": torch.full((K, N), M)}, "columns: wanted rows of y"),
     ("cosent", {"scores": floats(N).half()}, "scores: wanted float32 or float64, got .* Half"),
