@@ -1,11 +1,11 @@
 """python -m bench.over_products: the times of losses on a CPU over those of their matrix products.
 
-Times forward + backward of each headline loss, in turns with another library and with bare panel
-products by torch. These are as many products as an exact loss needs (`Case.products`), of panels
-that fit into cache, with nothing between them. "of products" is the best time over theirs. With
---threads 1 times are processor seconds of one thread, which other programs lengthen less. Writes
-over_products.jsonl in bench/results/<device>; rows of other losses, sizes and numbers of threads in
-the file stay.
+Times forward + backward of each headline loss, and of InfoNCE with further candidates or label
+smoothing, in turns with another library and with bare panel products by torch. These are as many
+products as an exact loss needs (`Case.products`), of panels that fit into cache, with nothing
+between them. "of products" is the best time over theirs. With --threads 1 times are processor
+seconds of one thread, which other programs lengthen less. Writes over_products.jsonl in
+bench/results/<device>; rows of other losses, sizes and numbers of threads in the file stay.
 
 FASTSIM_AMX=0 turns the matrix unit off; the products of both are then float32.
 """
@@ -32,6 +32,9 @@ BASELINES = {
     "info_nce symmetric": ("open_clip",),
     "siglip": ("open_clip",),
     "full_triplet": ("eager torch",),
+    "info_nce own negatives": ("eager torch",),
+    "info_nce references": ("eager torch",),
+    "info_nce smoothed": ("eager torch",),
 }
 KEY = ("loss", "rows", "width", "threads", "by", "kernels")
 
