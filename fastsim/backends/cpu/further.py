@@ -43,9 +43,7 @@ class InOneSoftmax:
             result = _by_one_matrix(self, sides, numbers, cosine, weights, needs_grad[:2])
             if result is not None:
                 return result
-        rows, columns = x.shape[0], y.shape[0]
-        columns += 0 if references is None else references.shape[0]
-        tall = max(rows, 1) if any(directions) else band_rows(rows, columns)
+        tall = max(x.shape[0], 1) if any(directions) else _band_rows(*sides)
         negatives = None if negatives is None else negatives.flatten(0, 1)
         one_weight = not isinstance(weights, torch.Tensor)
         loss = x.new_empty(() if weights is not None else x.shape[0], dtype=dtype)
@@ -73,6 +71,14 @@ class InOneSoftmax:
         if grads[2] is not None:
             grads[2] = grads[2].view(sides[2].shape)
         return loss, grads
+
+
+def _band_rows(x, y, negatives, references):
+    """The rows of a band, which has the scores of its rows and the unit rows of their negatives."""
+    numbers = y.shape[0]
+    numbers += 0 if references is None else references.shape[0]
+    numbers += 0 if negatives is None else negatives.shape[1] * negatives.shape[2]
+    return band_rows(x.shape[0], numbers)
 
 
 def _by_one_matrix(backend, sides, numbers, cosine, weights, needs_grad):
