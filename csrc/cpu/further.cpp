@@ -17,6 +17,7 @@
 #include "block_losses.h"
 #include "metrics_recorder.h"
 #include "operators.h"
+#include "own_negatives.h"
 #include "panel.h"
 #include "side.h"
 #include "totals.h"
@@ -65,66 +66,6 @@ void transpose_square(const Block<T>& from, const Block<T>& to, bool add) {
   });
 }
 
-// The section of own negatives: the scores (rows, K) of the rows of a band, each with its own K
-// negatives, and their gradients.
-template <class T>
-class OwnNegatives {
- public:
-  // own (N K, D): the negatives of row 0 first, then those of row 1. first: the first row of the
-  // band. rows (count, D): its unit rows.
-  OwnNegatives(const Tensor& own, int64_t per_row, bool cosine, int64_t first, const T* rows,
-               int64_t count)
-      : rows_(rows), count_(count), width_(own.size(1)), per_row_(per_row),
-        negatives_(matrix(own).from_row(first * per_row), count * per_row, width_, cosine, nullptr,
-                   false) {}
-
-  // Computes the scores.
-  void fill(const Block<T>& b) const {
-    std::vector<int64_t> columns(negatives_.count);
-    for (int64_t i = 0; i < count_; ++i) {
-      for (int64_t k = 0; k < per_row_; ++k) columns[k * count_ + i] = i * per_row_ + k;
-    }
-    std::vector<T> values(negatives_.count);
-    const Partners<T> pairs{rows_, negatives_, count_, width_, per_row_, columns.data(), false};
-    over(count_, per_row_ * width_, [&](int64_t begin, int64_t end) {
-      kernels().of<T>().chosen_rows(pairs, values.data(), begin, end);
-    });
-    for (int64_t i = 0; i < count_; ++i) {
-      for (int64_t k = 0; k < per_row_; ++k) b.scores[i * b.stride + k] = values[k * count_ + i];
-    }
-  }
-
-  // Adds the products of the score gradients and the negatives to the gradient of the rows of the
-  // band, (count, D).
-  void add_to_rows(const Block<T>& b, T* grad) const {
-    over(count_, per_row_ * width_, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const Matrix row_negatives = row_major<T>(negatives_ + i * per_row_ * width_, width_);
-        kernels().of<T>().multiply_rows(b.scores + i * b.stride, b.stride, per_row_,
-                                        row_negatives, nullptr, width_, grad + i * width_, true,
-                                        {0, 1});
-      }
-    });
-  }
-
-  // Sets `grad` (count K, D) to the gradient of the caller's negatives.
-  void negatives_gradient(const Block<T>& b, T* grad) const {
-    over(count_, per_row_ * width_, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        kernels().of<T>().multiply_columns(b.scores + i * b.stride, b.stride, 1,
-                                           rows_ + i * width_, width_,
-                                           grad + i * per_row_ * width_, false, {0, per_row_});
-      }
-    });
-    negatives_.finish(grad);
-  }
-
- private:
-  const T* const rows_;
-  const int64_t count_, width_, per_row_;
-  const Side<T> negatives_;
-};
-
 // Which sections of anchors and candidates are present beside that of the candidates.
 struct SquareSections {
   bool query_to_query, doc_to_query, doc_to_doc;
@@ -149,7 +90,7 @@ class Sections {
   Sections(const Tensor& x, const Tensor& y, const Optional& own, const Optional& references,
            const SquareSections& squares, bool cosine, int64_t band_rows, bool reads_columns,
            const Gradients<T>& to)
-      : own_(own), squares_(squares), cosine_(cosine), to_(to),
+      : own_(own), cosine_(cosine), to_(to),
         per_row_(own && x.size(0) ? own->size(0) / x.size(0) : 0),
         several_bands_(band_rows < x.size(0)),
         // The unit rows may lie where the gradient goes, as the gradient of a band is written over
@@ -284,7 +225,6 @@ class Sections {
   }
 
   const Optional& own_;
-  const SquareSections squares_;
   const bool cosine_;
   const Gradients<T> to_;
   const int64_t per_row_;
@@ -302,26 +242,20 @@ void record_metrics(const Sections<T>& sections, const Block<T>& b, double* row_
   Block<T> recorded = sections.query_doc(b);
   recorded.positives = b.positives;
   const MetricsRecorder<T> recorder(recorded, row_metrics);
-  over(b.rows, recorded.columns, [&](int64_t begin, int64_t end) {
-    kernels().of<T>().record_metrics(recorded, {}, begin, end);
-  });
+  record_at_once(recorded);
 }
 
-// The targets of smoothed labels: every candidate is one, and the positive has the largest share.
+// Makes every candidate a target, the positive with the largest share. The targets in the block are
+// relative to the positive's; `normalise` of the loss divides them by their sum. indices
+// (candidates,): 0, 1, ..., of which the block's positives are a part.
 template <class T>
-struct SmoothedLabels {
-  double label_smoothing;
-  int64_t candidates;
-
-  // Sets the targets of a block, relative to the positive's; `normalise` of the loss divides them
-  // by their sum. indices (candidates,): 0, 1, ... first: the first row of the block.
-  void set(Block<T>& b, const int64_t* indices, int64_t first) const {
-    const double share = label_smoothing / double(candidates);
-    b.row_groups = indices + first;
-    b.column_groups = indices;
-    b.negative_target = T(share / (1 - label_smoothing + share));
-  }
-};
+void smooth_labels(double label_smoothing, int64_t candidates, const int64_t* indices,
+                   Block<T>& b) {
+  const double share = label_smoothing / double(candidates);
+  b.row_groups = b.positives;
+  b.column_groups = indices;
+  b.negative_target = T(share / (1 - label_smoothing + share));
+}
 
 // An error unless the sides fit together, and bands of `tall` rows are possible.
 void check_sides(const Tensor& x, const Tensor& y, const Optional& own, const Optional& references,
@@ -373,7 +307,6 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     softmax.margin = margin;
     softmax.score_grad = bool(to);
     softmax.normalise = label_smoothing != 0;
-    const SmoothedLabels<T> smoothed{label_smoothing, candidates};
     const std::vector<T> equal_weights(weights ? 0 : count, T(weight));
     const T* row_weights = weights ? input<T>(*weights, "weights", count) : equal_weights.data();
     // Column i is the positive of row i.
@@ -388,7 +321,7 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
       sections.fill_query_doc(b, first);
       if (totals) record_metrics(sections, b, metrics.row_metrics(first));
       sections.fill_others(b, first, own_negatives);
-      if (label_smoothing != 0) smoothed.set(b, indices.data(), first);
+      if (label_smoothing != 0) smooth_labels(label_smoothing, candidates, indices.data(), b);
       result += softmax_of_rows<T>(b, softmax, row_weights + first,
                                    loss.dim() ? out + first : nullptr);
       if (softmax.score_grad) sections.add_gradients(b, first, own_negatives);

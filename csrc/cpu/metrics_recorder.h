@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "columns_by_row.h"
+#include "threads.h"
 
 namespace fastsim {
 
@@ -36,5 +37,14 @@ class MetricsRecorder {
 
   ColumnsByRow akin_;
 };
+
+// Records the row metrics of a block, for which a MetricsRecorder lives, now instead of while the
+// first kernel reads its scores.
+template <class T>
+void record_at_once(const Block<T>& b) {
+  over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
+    kernels().of<T>().record_metrics(b, {}, begin, end);
+  });
+}
 
 }  // namespace fastsim

@@ -130,9 +130,7 @@ class RowLosses {
     // Row metrics describe the scores before they are moved, but the kernels of the loss read them
     // afterwards. Those of a symmetric loss record no metrics. So the metrics are recorded here.
     if (row_metrics && (moves_scores() || loss.symmetric)) {
-      over(b.rows, b.columns, [&](int64_t begin, int64_t end) {
-        kernels().of<T>().record_metrics(b, {}, begin, end);
-      });
+      record_at_once(b);
       b.row_metrics = nullptr;
     }
     move_scores(b, column_bias_, T(options_.scale), row_shift_ ? row_shift_ + first : nullptr);

@@ -168,11 +168,18 @@ def norms(gaps):
     return squares.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0).to(gaps.dtype)
 
 
-def multiplied(parts, grad, needs_grad, *, spent=False):
-    """The gradients of x, y and (scale, bias), times `grad` () where they are needed.
+def parts_needed(needs_grad):
+    """Which of dL/dx, dL/dy and dL/d(scale, bias) are needed.
 
-    needs_grad: which of x, y, scale and bias need a gradient. spent: whether to overwrite `parts`.
+    needs_grad: which of x, y, scale and bias need a gradient.
     """
-    needed = needs_grad[0], needs_grad[1], needs_grad[2] or needs_grad[3]
+    return needs_grad[0], needs_grad[1], needs_grad[2] or needs_grad[3]
+
+
+def multiplied(parts, grad, needed, *, spent=False):
+    """The gradients in `parts`, times `grad` () where they are needed.
+
+    needed: a flag for each part. spent: whether to overwrite `parts`.
+    """
     times = torch.Tensor.mul_ if spent else torch.mul
     return [times(part, grad) if need else part for part, need in zip(parts, needed, strict=True)]

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from fastsim.backends.rows import parts_needed
 from fastsim.batch_metrics import (
     empty_row_metrics,
     in_metrics,
@@ -217,7 +218,7 @@ class _TileLossFunction(torch.autograd.Function):
     def backward(ctx, saved, grad, *_):
         tensors, results = saved[:TENSORS], saved[TENSORS:]  # results: gradients or a state
         if ctx.saves_gradients:
-            parts = times_loss_gradient(results, grad, ctx.needs_grad)
+            parts = times_loss_gradient(results, grad, parts_needed(ctx.needs_grad))
         else:
             parts = _tile_backward(grad, results, *tensors, *ctx.options)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 1)

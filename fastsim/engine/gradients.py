@@ -78,13 +78,14 @@ def is_one(grad):
     return type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1
 
 
-def times_loss_gradient(parts, grad, needs_grad):
+def times_loss_gradient(parts, grad, needed):
     """The gradients of the inputs that the forward pass computed, times the loss's gradient ().
 
-    parts: dL/dx, dL/dy, dL/d(scale, bias); overwritten if no other backward pass can follow.
+    parts: these gradients; overwritten if no other backward pass can follow. needed: a flag for
+        each of them.
     """
     spent = graph_ends()
-    return parts if spent and is_one(grad) else multiplied(parts, grad, needs_grad, spent=spent)
+    return parts if spent and is_one(grad) else multiplied(parts, grad, needed, spent=spent)
 
 
 def gradients_of(ctx, parts, count):

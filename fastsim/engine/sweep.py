@@ -43,6 +43,7 @@ from dataclasses import dataclass
 import torch
 
 from fastsim.autocast import without_autocast
+from fastsim.backends.rows import parts_needed
 from fastsim.engine.arguments import SCHEMA, TENSORS, TileArguments, tile_arguments
 from fastsim.engine.call import Call, Products
 from fastsim.engine.gradients import (
@@ -265,5 +266,6 @@ class _SweepLoss(torch.autograd.Function):
     @staticmethod
     @differentiable_again(_formula, inputs=4)
     def backward(ctx, saved, grad):
-        parts = times_loss_gradient(saved[TENSORS:], grad, ctx.needs_grad)
+        needed = parts_needed(ctx.needs_grad)
+        parts = times_loss_gradient(saved[TENSORS:], grad, needed)
         return gradients_of(ctx, parts, len(TileArguments._fields) + 3)

@@ -18,7 +18,7 @@ from fastsim.backends.base import Backend
 from fastsim.batch_metrics import empty_totals, in_metrics, record_totals
 from fastsim.checks import check_bias_numbers, check_constant
 from fastsim.distributed import join
-from fastsim.engine.gradients import graph_ends, is_one
+from fastsim.engine.gradients import times_loss_gradient
 from fastsim.engine.one_call import panels_alone
 from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.losses.further_candidates import DIRECTIONS, Further, dense, own_scores, parts_of
@@ -244,9 +244,8 @@ class _Further(torch.autograd.Function):
         if ctx.further.weight is None:
             weights = grad.contiguous()
             grads = ctx.further.value(sides, weights, needs_grad, for_metrics=False)[1]
-        elif not (graph_ends() and is_one(grad)):
-            times = torch.Tensor.mul_ if graph_ends() else torch.mul
-            grads = [one if one is None else times(one, grad) for one in grads]
+        else:
+            grads = times_loss_gradient(grads, grad, needs_grad)
         pairs = zip(grads, sides, strict=False)
         return (
             *(one if one is None else one.to(side.dtype) for one, side in pairs),

@@ -47,7 +47,9 @@ class InOneCall:
         needs_grad: which of x, y, scale and bias need a gradient.
         spent: whether `found` may be overwritten.
         """
-        return found if grad is None else formulas.multiplied(found, grad, needs_grad, spent=spent)
+        if grad is None:
+            return found
+        return formulas.multiplied(found, grad, formulas.parts_needed(needs_grad), spent=spent)
 
     def serves_further(self, rows, columns, width, dtype, directions):
         """Whether `further` can compute this many scores, all parts together, and is faster.

@@ -28,11 +28,28 @@ OPTIONS = {
 }
 
 
+IN_BANDS = ["own", "references", "own and references", "smoothed"]
+
+
 def normal(random, *shape):
     return torch.randn(shape, generator=random, dtype=torch.float64)
 
 
-IN_BANDS = ["own", "references", "own and references", "smoothed"]
+def made(name, random, rows, columns, width=WIDTH, references=REFERENCES):
+    """(x, y and own negatives if the loss has any; its options)."""
+    options = dict(OPTIONS[name])
+    sides = [normal(random, rows, width), normal(random, columns, width)]
+    if options.pop("own", False):
+        sides.append(normal(random, rows, 3, width))
+    if "references" in options:
+        options["references"] = normal(random, references, width)
+    return sides, options
+
+
+def info_nce(sides, **options):
+    """The loss of what `made` makes."""
+    more = {"own_negatives": sides[2]} if len(sides) > 2 else {}
+    return fastsim.info_nce(*sides[:2], **options, **more, backend="cpu")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -54,20 +71,15 @@ def test_in_bands_as_by_parts(name, similarity, reduction, monkeypatch, usable, 
 
 def check_against_parts(name, rows, similarity, reduction, monkeypatch):
     """The loss and the gradients of one call, against those of a log-sum-exp of each part."""
-    random, options = fresh(81), dict(OPTIONS[name])
-    tensors = [normal(random, rows, WIDTH), normal(random, rows + 4, WIDTH)]
-    if options.pop("own", False):
-        tensors.append(normal(random, rows, 3, WIDTH))
-    if options.pop("references", False):
-        options["references"] = normal(random, REFERENCES, WIDTH)
+    random = fresh(81)
+    tensors, options = made(name, random, rows, rows + 4)
     options |= {"similarity": similarity, "reduction": reduction, "temperature": 0.3}
     above = torch.rand(rows, generator=random).double() if reduction == "none" else None
 
     def function(given):
-        x, y, *own = (t.detach().requires_grad_() for t in given)
-        more = {"own_negatives": own[0]} if own else {}
-        loss = fastsim.info_nce(x, y, **options, **more, backend="cpu")
-        return [loss.detach(), *torch.autograd.grad(loss, (x, y, *own), above)]
+        sides = [t.detach().requires_grad_() for t in given]
+        loss = info_nce(sides, **options)
+        return [loss.detach(), *torch.autograd.grad(loss, sides, above)]
 
     calls = []
     in_one_call = CpuBackend.further
@@ -96,20 +108,18 @@ def test_columns_as_they_are(name, monkeypatch, usable):
     usable("cpu")
     monkeypatch.setattr(further, "band_rows", lambda *_: 12)
     monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: True)
-    random, width = fresh(83), 97
     # Beyond kCached and kMostUnitRows in csrc/cpu/panel.h.
-    rows, columns = 31, 4 * sizes.BAND // (width * 4) + 101
-    x, y = (torch.randn(n, width, generator=random) for n in (rows, columns))
-    options = dict(OPTIONS[name])
-    if options.pop("own", False):
-        options["own_negatives"] = torch.randn(rows, 2, width, generator=random)
-    has_references = options.pop("references", False)
-    references = torch.randn(columns, width, generator=random)
+    width = 97
+    columns = 4 * sizes.BAND // (width * 4) + 101
+    (x, y, *own), options = made(name, fresh(83), 31, columns, width, references=columns)
+    x, y, *own = (side.float() for side in (x, y, *own))
 
     def results(change):
-        more = {"references": change(references)} if has_references else {}
-        sides = [x.clone().requires_grad_(), change(y).requires_grad_()]
-        loss = fastsim.info_nce(*sides, **options, **more, backend="cpu")
+        sides = [side.requires_grad_() for side in (x.clone(), change(y), *map(torch.clone, own))]
+        given = dict(options)
+        if "references" in given:
+            given["references"] = change(given["references"].float())
+        loss = info_nce(sides, **given)
         return [loss.detach(), *torch.autograd.grad(loss, sides)]
 
     as_they_are = results(torch.clone)
@@ -121,16 +131,11 @@ def test_columns_as_they_are(name, monkeypatch, usable):
 @pytest.mark.parametrize("name", IN_BANDS)
 def test_metrics_in_bands(name, usable, small_panels):
     usable("cpu")
-    random, options = fresh(84), dict(OPTIONS[name])
-    x, y = normal(random, 43, WIDTH), normal(random, 47, WIDTH)
-    if options.pop("own", False):
-        options["own_negatives"] = normal(random, 43, 3, WIDTH)
-    if "references" in options:
-        options["references"] = normal(random, REFERENCES, WIDTH)
+    sides, options = made(name, fresh(84), 43, 47)
     with fastsim.metrics() as mine:
-        fastsim.info_nce(x, y, **options, backend="cpu")
+        info_nce(sides, **options)
     with fastsim.metrics() as panels, in_panels():
-        fastsim.info_nce(x, y, **options, backend="cpu")
+        info_nce(sides, **options)
     assert mine.read() == pytest.approx(panels.read(), rel=1e-12, nan_ok=True)
 
 
@@ -138,16 +143,13 @@ def test_metrics_in_bands(name, usable, small_panels):
 def test_bands_of_two_threads_give_the_bits_of_one(name, monkeypatch, usable):
     usable("cpu")
     monkeypatch.setattr(further, "band_rows", lambda *_: 252)
-    random, options = fresh(85), dict(OPTIONS[name])
-    sides = [normal(random, n, 40).float().requires_grad_() for n in (1030, 1100)]
-    if options.pop("own", False):
-        sides.append(normal(random, 1030, 2, 40).float().requires_grad_())
+    sides, options = made(name, fresh(85), 1030, 1100, 40, references=700)
+    sides = [side.float().requires_grad_() for side in sides]
     if "references" in options:
-        options["references"] = normal(random, 700, 40).float()
+        options["references"] = options["references"].float()
 
     def results():
-        more = {"own_negatives": sides[2]} if len(sides) > 2 else {}
-        loss = fastsim.info_nce(*sides[:2], **options, **more, backend="cpu")
+        loss = info_nce(sides, **options)
         return [loss.detach(), *torch.autograd.grad(loss, sides)]
 
     assert_same_bits(results, (1, 2))
