@@ -4,6 +4,8 @@ There an operation on few numbers takes no longer than its launch. Counted on te
 device, whose panels are those of a small GPU.
 """
 
+import contextlib
+
 import pytest
 import torch
 
@@ -19,6 +21,8 @@ SMALL, LARGE = (24, 27, 768), (1100, 1300, 768)
 # Every token of a query has a row of D numbers for each document, N M times as many as a batch has.
 MANY_TOKENS = (110, 130, 48)
 TOKENS = (5,), (4, 7)  # of a query; of its documents
+# Plain torch computes these for a small batch, with still fewer operations (below).
+BY_FORMULA = {"info_nce-smooth", "info_nce-directions", "info_nce-directions-bias"}
 
 
 def calls(case, shape):
@@ -33,7 +37,9 @@ def calls(case, shape):
 def test_of_every_loss(case, monkeypatch):
     monkeypatch.setattr(cases, "are_clear", lambda *_: True)  # values are lost on this device
     large = MANY_TOKENS if case.loss is fastsim.late_interaction else LARGE
-    few, many = calls(case, SMALL), calls(case, large)
+    with in_panels() if case.name in BY_FORMULA else contextlib.nullcontext():
+        few = calls(case, SMALL)
+    many = calls(case, large)
     assert many <= 1.5 * few
 
 

@@ -74,7 +74,11 @@ class Side {
       through_unit_rows<T>(grad, from_, count, width, inverse_, T(1), grad, kDtypeOf<T>, dots);
       return wants_sum ? sum_of(dots) : 0;
     }
-    if (!wants_sum) return 0;
+    return wants_sum ? dot(grad) : 0;
+  }
+
+  // sum_i rows_i . (dL/drows)_i, for dL/drows in `grad` (count, width). Not for a lazy side.
+  double dot(const T* grad) const {
     const Scratch<double> dots(count);
     over(count, width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {

@@ -80,10 +80,11 @@ def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
         finally:
             _calls.open = before
         for noted, shortcut, its_loss in notes:
-            if its_loss is loss and _same(noted, tensors):
+            order = _order(noted, tensors)
+            if its_loss is loss and order is not None:
                 if len(known) >= MOST:
                     known.clear()
-                known[signature] = shortcut
+                known[signature] = _in_order(shortcut, order)
         return loss
 
     call.__kwdefaults__ = function.__kwdefaults__
@@ -108,8 +109,19 @@ def _capturing(tensors):
     return False
 
 
-def _same(one, other):
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+def _order(noted, tensors):
+    """The place of each noted tensor among those of the call; None if they are not the same."""
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    if len(noted) != len(tensors) or {*places} != {*map(id, noted)}:
+        return None
+    return [places[id(tensor)] for tensor in noted]
+
+
+def _in_order(shortcut, order):
+    """The shortcut as a function of the tensors in the order of the call."""
+    if order == [*range(len(order))]:
+        return shortcut
+    return lambda *tensors: shortcut(*(tensors[place] for place in order))
 
 
 def _signature(args, options):

@@ -5,27 +5,30 @@ row to its softmax; label smoothing adds the mean of a row's scores.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.batch_metrics import in_metrics
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
 from fastsim.engine.log_sum_exp import log_sum_exp
+from fastsim.engine.one_call import panels_alone
 from fastsim.losses.further_candidates import (
     Further,
     above_mean,
+    admitted_own_scores,
     dense,
     guide_of,
     log_sum,
-    own_scores,
     parts_of,
     positive_logits,
 )
+from fastsim.operators import traced
 from fastsim.pairs import (
     Pairs,
     global_exclude,
@@ -37,7 +40,6 @@ from fastsim.pairs import (
 from fastsim.precision import compute_dtype, widened
 from fastsim.reduce import inverse, over_temperature
 from fastsim.scores import dense_scores
-from fastsim.ties import highest_equal, size_of_rows
 from fastsim.tile_loss import TileLoss
 
 
@@ -140,9 +142,21 @@ def batch_info_nce(
         backend=backend,
         specification=specification,
     )
-    if backend.name == "eager":
+    if _formula_is_faster(call):
+        call = replace(call, backend=get("eager"))
+    if call.backend.name == "eager":
         return batch.reduce(_dense_losses(call), reduction)
     return _in_panels(call, reduction)
+
+
+def _formula_is_faster(call):
+    """Whether the specification is faster than a pass for each part. It records no metrics."""
+    if not call.parts or call.batch.group is not None or in_metrics():
+        return False
+    if traced() or panels_alone():
+        return False
+    columns = len(call.candidates) + sum(len(part.columns) for part in call.parts)
+    return call.backend.leaves_further(len(call.anchors), columns, call.anchors.device)
 
 
 def _dense_losses(call):
@@ -257,11 +271,5 @@ def _above_mean(call, scale):
 
 def _own_negative_scores(call):
     """(N, K) the scores of the own negatives, -inf for those that `exclude_above` leaves out."""
-    scores = own_scores(call.further, call.anchors, call.backend, call.similarity)
-    above = call.options["exclude_above"]
-    if above is None:
-        return scores
-    sides = call.anchors, call.candidates, call.positives
-    positive = positive_logits(*sides, 1.0, call.similarity, call.backend).to(scores.dtype)
-    known, limits = scores.detach(), (positive + above).detach()[:, None]
-    return scores.masked_fill(known > highest_equal(limits, size_of_rows(known)), -torch.inf)
+    sides = call.anchors, call.candidates, call.positives, call.options["exclude_above"]
+    return admitted_own_scores(call.further, *sides, call.backend, call.similarity)

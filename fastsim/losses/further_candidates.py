@@ -27,6 +27,7 @@ from fastsim.engine.log_sum_exp import as_guide, guide_beside, guide_cosines, sa
 from fastsim.pairs import Pairs, pair_mask
 from fastsim.precision import compute_dtype, wide_dtype, widened
 from fastsim.scores import dense_scores, paired_scores, unit_rows
+from fastsim.ties import highest_equal, size_of_rows
 from fastsim.tile_loss import TileLoss
 
 FIRST = "query_to_doc"
@@ -176,6 +177,19 @@ def own_scores(further, anchors, backend, similarity):
         return (negatives * rows[:, None]).sum(2)
 
     return by_bands(scores, anchors, further.own_negatives)
+
+
+def admitted_own_scores(further, anchors, candidates, own, above, backend, similarity):
+    """`own_scores`, -inf for scores that exceed that of the positive by more than `above`.
+
+    own: (N,) the column of each positive. above: None leaves out nothing.
+    """
+    scores = own_scores(further, anchors, backend, similarity)
+    if above is None:
+        return scores
+    positive = positive_logits(anchors, candidates, own, 1.0, similarity, backend)
+    known, limits = scores.detach(), (positive.to(scores.dtype) + above).detach()[:, None]
+    return scores.masked_fill(known > highest_equal(limits, size_of_rows(known)), -torch.inf)
 
 
 def dense(parts, temperature, similarity, backend):

@@ -52,7 +52,7 @@ from fastsim.pairs import (
     parse_exclude,
     parse_positives,
 )
-from fastsim.reduce import as_float, below_every_score, inverse, over_temperature, reduce
+from fastsim.reduce import as_float, below_every_score, over_temperature, reduce
 
 
 @embeddings_in_autocast("anchors", "candidates", "guide", "own_negatives", "references")
@@ -180,42 +180,24 @@ def info_nce(
     if further.present or label_smoothing:
         check_together(exclude, exclude_above, guide, symmetric, margin, label_smoothing, further)
     check_guide(guide, anchors, candidates)
-    for_batch = positives, exclude, exclude_above, group
-    if not (isinstance(temperature, Tensor) or any(value is not None for value in for_batch)):
-        one_call = info_nce_in_one_call(
-            anchors,
-            candidates,
-            further,
-            guide,
-            candidate_bias,
-            scale=inverse(temperature, anchors),
-            label_smoothing=label_smoothing,
-            similarity=similarity,
-            reduction=reduction,
-            backend=chosen,
-            options=options,
-            formula=info_nce_from_scores,
-        )
-        if one_call is not None:
-            function, tensors = one_call
-            loss = function(*tensors)
-            note(tensors, function, loss)
-            return loss
-    return batch_info_nce(
-        anchors,
-        candidates,
-        positives,
-        further,
-        guide,
-        exclude=exclude,
-        candidate_bias=candidate_bias,
-        options=options,
-        similarity=similarity,
-        reduction=reduction,
-        group=group,
-        backend=chosen,
-        specification=info_nce_from_scores,
-    )
+    arguments = anchors, candidates, positives, further, guide
+    more = {
+        "exclude": exclude,
+        "candidate_bias": candidate_bias,
+        "options": options,
+        "similarity": similarity,
+        "reduction": reduction,
+        "backend": chosen,
+        "specification": info_nce_from_scores,
+    }
+    one_call = info_nce_in_one_call(*arguments, **more) if group is None else None
+    if one_call is None:
+        return batch_info_nce(*arguments, **more, group=group)
+    function, tensors = one_call
+    loss = function(*tensors)
+    if positives is None and exclude is None:  # otherwise their values have been looked at
+        note(tensors, function, loss)
+    return loss
 
 
 class InfoNCE(LossModule):

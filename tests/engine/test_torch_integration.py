@@ -29,7 +29,8 @@ def recorded(monkeypatch):
     calls = []
     # A small loss is no operator, but where something traces.
     monkeypatch.setattr(OneCallLoss, "serves", lambda *_: False)
-    monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: False)
+    for serves in ("serves_further", "leaves_further"):
+        monkeypatch.setattr(CpuBackend, serves, lambda *_: False)
 
     def record(module, name):
         operator = getattr(module, name)

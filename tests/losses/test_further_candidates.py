@@ -11,10 +11,22 @@ from tests.measure import assert_close, conditioning
 
 BACKENDS = tuple(fastsim.backends())
 EVERYWHERE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+# What the documents of other queries and the queries of a document have in common, or not.
+ASKED = {
+    "alone": {},
+    "positives": {"positives": torch.randint(0, 21, (13,))},
+    "margin": {"margin": 0.2},
+    "excluded": {"exclude": (torch.arange(13) % 5, torch.arange(21) % 7)},
+    "biased": {"candidate_bias": torch.randn(21)},
+    "guided": {"guide": (torch.randn(13, 3), torch.randn(21, 3)), "guide_margin": 0.1},
+}
+
+
 OPTIONS = {
     "own": {"exclude_above": 0.2, "margin": 0.1},
     "references": {"temperature": 0.1},
     "both": {"temperature": 2.0, "similarity": "dot", "directions": EVERYWHERE},
+    **{f"both, {name}": {"temperature": 0.5} | given for name, given in ASKED.items()},
 }
 
 
@@ -24,7 +36,7 @@ def with_own(loss, name):
     def function(x, y, own, references, **options):
         given = {"own": {"own_negatives": own}, "references": {"references": references}}
         given["both"] = given["own"] | given["references"]
-        return loss(x, y, **given[name], **options) + 0 * own.sum()
+        return loss(x, y, **given[name.partition(",")[0]], **options) + 0 * own.sum()
 
     return function
 
@@ -53,17 +65,6 @@ def test_equals_the_oracle(name, backend, dtype, usable, small_panels):
     for place, (mine, exact, theirs, move) in enumerate(results):
         rounding = dtype if place else compute
         assert_close(f"result {place}", mine, exact, theirs, rounding, 1.0, eps * move)
-
-
-# What the documents of other queries and the queries of a document have in common, or not.
-ASKED = {
-    "alone": {},
-    "positives": {"positives": torch.randint(0, 21, (13,))},
-    "margin": {"margin": 0.2},
-    "excluded": {"exclude": (torch.arange(13) % 5, torch.arange(21) % 7)},
-    "biased": {"candidate_bias": torch.randn(21)},
-    "guided": {"guide": (torch.randn(13, 3), torch.randn(21, 3)), "guide_margin": 0.1},
-}
 
 
 @pytest.mark.parametrize("name", ASKED)

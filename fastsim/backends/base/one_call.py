@@ -64,18 +64,20 @@ class InOneCall:
         """
         return False
 
-    def further(self, sides, directions, numbers, cosine, weights, needs_grad, totals):
+    def further(self, tile, sides, directions, scale, weights, needs_grad, totals):
         """InfoNCE with further candidates or label smoothing, and its gradients.
 
-        sides: x (N, D); y (M, D), whose row i is the positive of x_i; own negatives (N, K, D) or
-            None; references (R, D) or None.
-        directions: three bools: query_to_query, doc_to_query, doc_to_doc.
-        numbers: scale, margin, label smoothing.
-        cosine: whether scores are cosines; otherwise they are dot products.
+        tile: the softmax over the candidates. Its pairs have positives; a guide comes without
+            thresholds. With label smoothing every candidate has a target.
+        sides: x (N, D); y (M, D); own negatives (N, K, D) or None; references (R, D) or None.
+        directions: three bools: query_to_query, doc_to_query, doc_to_doc. With any of them the
+            positive of x_i is row i of y, and no pair is left out or biased.
+        scale: a number or a 0-d tensor.
         weights: (N,) in the compute type, one number for all rows, or None.
-        needs_grad: which of x, y and the own negatives need a gradient.
+        needs_grad: which of x, y, the own negatives and scale need a gradient.
         totals: as in `in_one_call`, for the scores of x with y, or None.
-        Returns the weighted sum of the losses (), or the losses (N,) if weights is None, and the
-        gradients in the compute type, None where not needed.
+        Returns the weighted sum of the losses (), or the losses (N,) if weights is None; and the
+        gradients of x, y and the own negatives in the compute type, and (dL/dscale, 0) as (2,).
+        Those that are not needed may be None.
         """
         raise NotImplementedError

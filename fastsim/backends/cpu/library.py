@@ -12,7 +12,7 @@ from fastsim.kinds.kind import EMPTY
 LIBRARY = Path(__file__).parents[2] / "_lib" / "cpu.so"
 # A hash of the operators and their signatures: torch.ops.fastsim_cpu.interface() of a library built
 # from these sources.
-_INTERFACE = 0x43D3C19489B08929
+_INTERFACE = 0x6FFA00C70710F63
 
 
 def _load():

@@ -70,7 +70,7 @@ class InOneCall:
         if panels and (amx.is_matrix_unit() or not pairs.factors):
             return False
         if self_similarity:  # larger batches are left to `mirrored`
-            return rows * rows * _panels(pairs) <= KEPT
+            return rows * rows * panels_of(pairs) <= KEPT
         return is_one_block(rows, columns) or _in_bands(tile, columns)
 
     def sums_prefixes(self, tile, rows, columns, width, dtype):
@@ -100,20 +100,20 @@ class InOneCall:
         two_sides = y is not None and prefixes is None
         in_parts = two_sides and parts_serve_loss(tile, rows, columns, width, x.dtype)
         scalars = scale, bias, weight, learns_scale, prefixes
-        arguments = _arguments(tile, scalars, row_weights, unit_stride=in_parts)
+        arguments = loss_arguments(tile, scalars, row_weights, unit_stride=in_parts)
         results = (*grads, loss, parameters, totals)
         if in_parts:
             x, y = amx.with_unit_stride(x), amx.with_unit_stride(y)
             amx_loss.loss(tile, x, y, arguments, results)
         else:
-            tall = max(rows, 1) if y is None else band_rows(rows, columns, _panels(tile.pairs))
+            tall = max(rows, 1) if y is None else band_rows(rows, columns, panels_of(tile.pairs))
             kept = rows_kept(rows, (tall, columns)) if tile.symmetric and needs_grad else 0
             _in_one_call(x, y, *arguments, tall, kept, *results)
         return (loss, grad_x, grad_y, parameters) if needs_grad else (loss,)
 
 
-def _arguments(tile, scalars, row_weights, *, unit_stride):
-    """The arguments of both operators between their sides and their results.
+def loss_arguments(tile, scalars, row_weights, *, unit_stride=False):
+    """The arguments that operators for a loss of two sides take between sides and results.
 
     scalars: (scale, bias, the weight of all rows, whether scale is learnt, prefixes). unit_stride:
     whether rows of guides and factors have to be contiguous.
@@ -205,7 +205,7 @@ def blas_is_faster(rows, columns, width, dtype):
     return large and blas.IN_USE and dtype != torch.float64 and not amx.parts(dtype)
 
 
-def _panels(pairs):
+def panels_of(pairs):
     """The number of panels of scores that one call has in memory at once."""
     return 1 + (pairs.guide is not None) + (pairs.factors is not None)
 

@@ -166,19 +166,15 @@ def _written():
 
 
 def further():
-    return {
-        "x": floats(ROWS, WIDTH),
-        "y": floats(COLUMNS, WIDTH),
+    of_softmax = {"kind": "softmax", "total": floats(ROWS), "row_metrics": None}
+    absent = dict.fromkeys(("row_groups", "column_groups", "factor_rows", "factor_columns"))
+    given = in_one_call() | of_softmax | absent
+    del given["kept"]
+    return given | {
         "own": floats(ROWS * K, WIDTH),
         "references": floats(3, WIDTH),
-        **dict.fromkeys(("query_to_query", "doc_to_query", "doc_to_doc", "cosine"), True),
-        **{"scale": 1.0, "margin": 0.0, "label_smoothing": 0.0, "weight": 1.0},
-        "weights": floats(ROWS),
-        "tall": ROWS,
+        **dict.fromkeys(("query_to_query", "doc_to_query", "doc_to_doc"), False),
         "grad_own": floats(ROWS * K, WIDTH),
-        **{k: v for k, v in _written().items() if k.startswith("grad")},
-        "loss": floats(ROWS),
-        "totals": doubles(OPERATORS.totals()),
     }
 
 

@@ -92,6 +92,12 @@ LONG = {
     **{"y_mask": None, "winners": torch.zeros(1, N, dtype=torch.int16)},
 }
 NO_GROUPS = {"row_groups": None, "column_groups": None}
+# What is left of a loss whose directions have sections with scores of two rows each.
+SQUARE = {
+    "query_to_query": True,
+    **dict.fromkeys(("row_ids", "column_ids", "guide_rows", "guide_columns")),
+    **dict.fromkeys(("column_bias", "row_shift")),
+}
 NO_COLUMNS = {
     "panel": floats(N, 0),
     **dict.fromkeys(("column_ids", "column_groups"), torch.zeros(0).long()),
@@ -137,8 +143,28 @@ VALUES = [
     ("max_sim_backward", winners(2, -2), "winners: wanted .* 2 from -1 to 2, got -2 to 0"),
     ("max_sim_backward", OWN | winners(1, 2, (2, N)), "winners: wanted .* 1 .* 1, got 0 to 2"),
     ("further", {"tall": 0}, "tall: wanted rows of a band, got 0"),
-    ("further", {"tall": N - 1}, "tall: wanted all 6 rows of a loss with these directions, got 5"),
-    ("further", {"label_smoothing": 0.1}, "label_smoothing: wanted 0 beside .*, got 0.1"),
+    ("further", {"positives": None}, "positives: wanted those of all rows, got None"),
+    ("further", {"kind": "sigmoid"}, "kind: wanted a softmax of rows, without prefixes"),
+    (
+        "further",
+        {"factor_rows": floats(N, 3), "factor_columns": floats(M, 3)},
+        "factor_rows, dense: wanted neither",
+    ),
+    ("further", {"dense": floats(N, M)}, "factor_rows, dense: wanted neither"),
+    (
+        "further",
+        {"row_groups": torch.arange(N), "column_groups": torch.arange(M)},
+        "row_groups: wanted None beside further candidates",
+    ),
+    ("further", {"grad_x": None}, "grad_x, grad_y: wanted both for the derivative by scale"),
+    ("further", {"doc_to_doc": True}, "row_ids, .*: wanted none of them with these directions"),
+    ("further", SQUARE | {"grad_y": None}, "grad_x, grad_y: wanted both for the derivative"),
+    ("further", SQUARE | {"tall": N - 1}, "tall: wanted all 6 rows of a loss .*, got 5"),
+    (
+        "further",
+        SQUARE | {"positives": torch.arange(N).flip(0)},
+        "positives: wanted column 0 of row 0 with these directions, got 5",
+    ),
     ("chosen_rows", {"columns": torch.full((K, N), M)}, "columns: wanted rows of y"),
     ("cosent", {"scores": floats(N).half()}, "scores: wanted float32 or float64, got .* Half"),
     ("cosent", {"score_grad": doubles(N)}, "score_grad: wanted .* Float, got .* Double"),
@@ -326,11 +352,11 @@ EMPTY = [
     (
         "further",
         {
-            **{"x": none(0, D), "y": none(0, D), "own": none(0, D), "weights": none(0)},
-            **{"grad_x": none(0, D), "grad_y": none(0, D), "grad_own": none(0, D)},
-            **{"loss": none(), "totals": None},
+            **NO_ROWS,
+            **{"x": none(0, D), "own": none(0, D), "grad_x": none(0, D), "grad_y": none(M, D)},
+            **{"grad_own": none(0, D), "total": none(), "positives": torch.zeros(0).long()},
         },
-        "loss",
+        "grad_y",
     ),
     (
         "in_one_call",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastsim.backends import get
-from fastsim.backends.cpu import amx, blas, one_call, sizes
+from fastsim.backends.cpu import amx, blas, further, one_call, sizes
 from fastsim.backends.cpu.lazy_rows import BAND, LazyUnitRows
 from tests.cases import BY_NAME, CASES
 from tests.losses.test_losses import compare, names
@@ -27,6 +27,7 @@ def products(monkeypatch, usable):
     monkeypatch.setattr(blas, "IN_USE", True)
     monkeypatch.setattr(one_call, "SMALL", 0)
     monkeypatch.setattr(sizes, "CHEAP", 0)
+    monkeypatch.setattr(further, "FEW", 0)
     monkeypatch.setattr(blas, "_product", lambda *given: (made.append(1), product(*given)))
     return made
 

@@ -25,10 +25,14 @@ OPTIONS = {
     "all": {"directions": ("query_to_doc", *WAYS), "own": True, "references": True, "margin": 0.2},
     "own and references": {"own": True, "references": True},
     "smoothed": {"label_smoothing": 0.3},
+    "positives": {"own": True, "positives": True, "margin": 0.2},
+    "excluded": {"own": True, "references": True, "exclude": True},
+    "excluded above": {"own": True, "exclude_above": 0.1},
+    "biased": {"references": True, "candidate_bias": True},
+    "guided": {"own": True, "references": True, "guide": True, "guide_margin": 0.1},
+    "smoothed and biased": {"label_smoothing": 0.3, "candidate_bias": True, "positives": True},
 }
-
-
-IN_BANDS = ["own", "references", "own and references", "smoothed"]
+IN_BANDS = [name for name, options in OPTIONS.items() if "directions" not in options]
 
 
 def normal(random, *shape):
@@ -41,9 +45,15 @@ def made(name, random, rows, columns, width=WIDTH, references=REFERENCES):
     sides = [normal(random, rows, width), normal(random, columns, width)]
     if options.pop("own", False):
         sides.append(normal(random, rows, 3, width))
-    if "references" in options:
-        options["references"] = normal(random, references, width)
-    return sides, options
+    tensors = {
+        "references": lambda: normal(random, references, width),
+        "positives": lambda: torch.randint(columns, (rows,), generator=random),
+        # Among the ids are those that no row has, and the smallest numbers.
+        "exclude": lambda: [torch.randint(5, (n,), generator=random) for n in (rows, columns)],
+        "candidate_bias": lambda: normal(random, columns),
+        "guide": lambda: (normal(random, rows, 4), normal(random, columns, 4)),
+    }
+    return sides, {name: tensors.get(name, lambda v=value: v)() for name, value in options.items()}
 
 
 def info_nce(sides, **options):
@@ -60,6 +70,12 @@ def test_in_one_call_as_by_parts(name, similarity, reduction, monkeypatch, usabl
     check_against_parts(name, ROWS, similarity, reduction, monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["own and references", "all", "smoothed"])
+def test_only_the_temperature_is_learnt(name, monkeypatch, usable):
+    usable("cpu")
+    check_against_parts(name, ROWS, "cosine", "mean", monkeypatch, only_temperature=True)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("name", IN_BANDS)
@@ -69,17 +85,21 @@ def test_in_bands_as_by_parts(name, similarity, reduction, monkeypatch, usable, 
     check_against_parts(name, rows, similarity, reduction, monkeypatch)
 
 
-def check_against_parts(name, rows, similarity, reduction, monkeypatch):
+def check_against_parts(name, rows, similarity, reduction, monkeypatch, *, only_temperature=False):
     """The loss and the gradients of one call, against those of a log-sum-exp of each part."""
     random = fresh(81)
     tensors, options = made(name, random, rows, rows + 4)
-    options |= {"similarity": similarity, "reduction": reduction, "temperature": 0.3}
+    tensors.append(torch.tensor(0.3, dtype=torch.float64))
+    options |= {"similarity": similarity, "reduction": reduction}
     above = torch.rand(rows, generator=random).double() if reduction == "none" else None
 
     def function(given):
-        sides = [t.detach().requires_grad_() for t in given]
-        loss = info_nce(sides, **options)
-        return [loss.detach(), *torch.autograd.grad(loss, sides, above)]
+        *sides, temperature = (t.detach().requires_grad_() for t in given)
+        learnt = [temperature] if only_temperature else [*sides, temperature]
+        if only_temperature:
+            sides = [side.detach() for side in sides]
+        loss = info_nce(sides, **options, temperature=temperature)
+        return [loss.detach(), *torch.autograd.grad(loss, learnt, above)]
 
     calls = []
     in_one_call = CpuBackend.further
@@ -90,6 +110,7 @@ def check_against_parts(name, rows, similarity, reduction, monkeypatch):
     assert calls
     count = len(calls)
     monkeypatch.setattr(CpuBackend, "serves_further", lambda *_: False)
+    monkeypatch.setattr(CpuBackend, "leaves_further", lambda *_: False)
     prepared.forget()
     parts = function(tensors)
     assert len(calls) == count
