@@ -79,8 +79,16 @@ LOSSES = {
         guide_strategy="relative",
     ),
     "smoothed": made(fastsim.info_nce, label_smoothing=0.2),
+    "smoothed and biased": made(
+        fastsim.info_nce,
+        positives=positives,
+        label_smoothing=0.2,
+        candidate_bias=lambda n, m, _: torch.randn(m),
+    ),
     "references": made(
-        with_references, rows=lambda n, m, dtype: torch.randn(41, WIDTHS[n]).to(dtype)
+        with_references,
+        positives=positives,
+        rows=lambda n, m, dtype: torch.randn(41, WIDTHS[n]).to(dtype),
     ),
     **{
         f"distill {kind} {name}": made(fastsim.distill, kind=kind, **teacher)
@@ -193,6 +201,25 @@ def test_same_bits_with_any_number_of_threads(name, dtype):
         loss = LOSSES[name](1100, 1100, dtype)
     loss = functools.partial(loss, backend="cpu")
     assert_same_bits(lambda: results(loss, sides), (1, 2, 5, 5))
+
+
+@pytest.mark.parametrize("name", ["biased", "guided", "smoothed", "references"])
+def test_a_learnt_temperature_as_in_panels(name):
+    sides = rows_of((300, 530, 40), torch.bfloat16)
+    function = LOSSES[name](300, 530, torch.bfloat16)
+
+    def gradient():
+        def loss(x, y, temperature):
+            return function(x, y, temperature=temperature, backend="cpu")
+
+        return results(loss, sides, torch.tensor(0.07))[-1]
+
+    mine = gradient()
+    with in_panels():
+        panels = gradient()
+    # It is a sum over all scores; what one part leaves of a small score gradient is off by up to
+    # 2^-9 of it, one way or the other.
+    assert (mine - panels).abs() <= 2 * 2.0**-9 / len(sides[0]) ** 0.5 * panels.abs()
 
 
 @pytest.mark.parametrize("name", ["decoupled", "biased", "guided", "full_triplet"])
