@@ -142,19 +142,25 @@ class Sections {
     if (own) own->fill(query_own_.block(b));
   }
 
-  // Leaves out the own negatives whose score is more than `margin` above that of the positive.
-  // Equal rows may have scores that differ by rounding, as the products of the positives sum in
-  // another order. They count as equal (fastsim/ties.py).
-  void leave_out_own(const Block<T>& b, double margin) const {
+  // Leaves out the own negatives whose score is more than `margin` above that of the positive. Both
+  // scores are summed in one order, so a copy of the positive stays. Scores that differ by rounding
+  // count as equal (fastsim/ties.py).
+  void leave_out_own(const Block<T>& b, int64_t first, double margin) const {
     constexpr T kSlack = 8 * std::numeric_limits<T>::epsilon();  // SLACK of ties.py
     const Block<T> own = query_own_.block(b);
+    const int64_t width = rows_.width;
     std::vector<T> thresholds(own.rows);
+    const T* const band = rows_ + first * width;
+    const Partners<T> pairs{band, columns_, own.rows, width, 1, b.positives, false};
+    over(own.rows, width, [&](int64_t begin, int64_t end) {
+      kernels().of<T>().chosen_rows(pairs, thresholds.data(), begin, end);
+    });
     for (int64_t i = 0; i < own.rows; ++i) {
       T size = 1;
       for (int64_t k = 0; k < own.columns; ++k) {
         size = std::max(size, std::abs(own.scores[i * own.stride + k]));
       }
-      thresholds[i] = b.scores[i * b.stride + b.positives[i]] + T(margin) + kSlack * size;
+      thresholds[i] += T(margin) + kSlack * size;
     }
     leave_out_above(own, own.scores, own.stride, thresholds.data());
   }
@@ -317,7 +323,8 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
     double* const parameter_grads = output<double>(parameters, "parameters", 2);
     STD_TORCH_CHECK(!options.scale_grad || (grad_x && (grad_y || !squares.any())),
                     "fastsim: grad_x, grad_y: wanted both for the derivative by scale");
-    Sections<T> sections(x, y, own, references, squares, options, tall, bool(totals), to);
+    const bool excludes_own = own && std::isfinite(options.exclude_above);
+    Sections<T> sections(x, y, own, references, squares, options, tall, totals || excludes_own, to);
     const RowLosses<T> losses(arguments, candidates, 1, bool(to));
     std::optional<OtherPanel<T>> guide;
     if (guide_rows) guide.emplace(*guide_rows, *guide_columns, true, tall);
@@ -337,9 +344,7 @@ void further(Tensor x, Tensor y, Optional own, Optional references, bool query_t
       b.rows = std::min(tall, count - first);
       const auto own_negatives = sections.own_negatives(b, first);
       sections.fill(b, first, own_negatives);
-      if (own && std::isfinite(options.exclude_above)) {
-        sections.leave_out_own(b, options.exclude_above);
-      }
+      if (excludes_own) sections.leave_out_own(b, first, options.exclude_above);
       const OtherScores<T> guide_scores = guide ? guide->band(first) : OtherScores<T>{};
       const auto run = [&](const Block<T>& prepared) {
         if (prepared.row_metrics) record_at_once(prepared);
