@@ -56,6 +56,18 @@ class OneCallLoss(NamedTuple):
         options = self.weights, self.backend
         return one_call_serves(self.tile, *sizes, *options, with_metrics=with_metrics)
 
+    def kept(self, learnt):
+        """The loss as a function of x, y and the tensors of a `Learnt`."""
+        if not learnt.tensors:
+            return self
+        bias = None if isinstance(self.bias, Tensor) else self.bias
+        without, scalars = self._replace(scale=None, bias=bias), learnt.scalars
+
+        def loss(x, y, *tensors):
+            return without._replace(**scalars(x, *tensors))(x, y)
+
+        return loss
+
     def __call__(self, x, y):
         y = None if y is x else y
         if self.prefixes is not None:

@@ -17,6 +17,7 @@ import torch
 from fastsim.backends import default_name, panel
 from fastsim.backends.torch import compiled
 from fastsim.batch_metrics import in_metrics
+from fastsim.engine.learnt import NOT_LEARNT
 from fastsim.engine.one_call import panels_alone
 from fastsim.engine.sweep import asked_widths
 from fastsim.environment import Variable
@@ -47,14 +48,19 @@ def note(tensors, shortcut, loss):
         notes.append((tensors, shortcut, loss))
 
 
-def note_targets(x, y, targets, made, loss):
-    """`note` for the loss made(x, y, targets). targets: a matrix, or two vectors of groups."""
+def note_targets(x, y, targets, made, loss, learnt=NOT_LEARNT):
+    """`note` for the loss made(x, y, targets, **scalars).
+
+    targets: a matrix, or two vectors of groups. learnt: the `Learnt` of the scalars.
+    """
     alone = not isinstance(targets, (tuple, list))
+    count, scalars = 1 if alone else len(targets), learnt.scalars
 
     def shortcut(x, y, *given):
-        return made(x, y, given[0] if alone else given)
+        targets = given[0] if alone else given[:count]
+        return made(x, y, targets, **scalars(x, *given[count:]))
 
-    note((x, y, targets) if alone else (x, y, *targets), shortcut, loss)
+    note((x, y, *([targets] if alone else targets), *learnt.tensors), shortcut, loss)
 
 
 def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:

@@ -16,6 +16,7 @@ from fastsim.backends.base import Backend
 from fastsim.batch_metrics import in_metrics
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.learnt import learnt_temperature
 from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.engine.one_call import panels_alone
 from fastsim.losses.further_candidates import (
@@ -201,8 +202,9 @@ def _in_panels(call, reduction):
 def _candidate_losses(call, scale, weights=None):
     """The losses (N,) of the candidates, or with weights their weighted sum."""
 
-    # fastsim/engine/prepared.py keeps this formula, so it must not hold the rows.
-    options = call.specification_options(lambda rows: rows) | {"label_smoothing": 0.0}
+    # fastsim/engine/prepared.py keeps this formula, so it must not hold the rows or a temperature.
+    options = call.specification_options(lambda rows: rows)
+    options |= {"label_smoothing": 0.0, "temperature": None}
     positives, specification = call.pairs.positives, call.specification
 
     def formula(scores, scale, _):
@@ -220,6 +222,7 @@ def _candidate_losses(call, scale, weights=None):
         call.anchors,
         call.candidates,
         scale=scale,
+        learnt=learnt_temperature(call.options["temperature"]),
         weights=weights,
         batch=call.batch,
         formula=formula,

@@ -1,23 +1,10 @@
-"""What a loss that is kept for several calls takes from the tensors of each: the temperature, the
-bias and the guide.
-"""
+"""What a loss that is kept for several calls takes from the tensors of each: bias and guide."""
 
 from contextlib import contextmanager
 
-from torch import Tensor
-
-from fastsim.checks import check_bias_numbers, check_constant, check_number
+from fastsim.checks import check_bias_numbers, check_constant
 from fastsim.pairs import Guide, as_bias
 from fastsim.records import replaced
-from fastsim.reduce import inverse
-
-
-def scale_of(temperature, given, anchors):
-    """1 / temperature. temperature: a number, or None if `given` holds the tensor."""
-    temperature = given.get("temperature", temperature)
-    if isinstance(temperature, Tensor):
-        check_number("temperature", temperature, positive=True)
-    return inverse(temperature, anchors)
 
 
 def placeholders(guide, bias, options):

@@ -15,8 +15,9 @@ from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.batch_metrics import empty_totals, in_metrics, record_totals
 from fastsim.engine.gradients import as_scalar, times_loss_gradient
+from fastsim.engine.learnt import scale_of
 from fastsim.engine.one_call import panels_alone
-from fastsim.losses.call_tensors import explained_bias, scale_of, with_bias_and_guide
+from fastsim.losses.call_tensors import explained_bias, with_bias_and_guide
 from fastsim.losses.further_candidates import (
     DIRECTIONS,
     Further,
@@ -87,7 +88,7 @@ class FurtherLoss(NamedTuple):
         own, references = given.get("own_negatives"), given.get("references")
         references = None if references is None else references.detach()
         tile = with_bias_and_guide(self.tile, anchors, self.backend, given)
-        scale = scale_of(self.temperature, given, anchors)
+        scale = scale_of(given.get("temperature", self.temperature), anchors)
         if isinstance(scale, torch.Tensor):
             scale = as_scalar(scale, compute_dtype(anchors), anchors.device)
         further = self._replace(tile=tile)

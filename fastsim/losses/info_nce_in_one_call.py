@@ -8,11 +8,11 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.distributed import join
+from fastsim.engine.learnt import scale_of
 from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.losses.call_tensors import (
     explained_bias,
     placeholders,
-    scale_of,
     with_bias_and_guide,
 )
 from fastsim.losses.further_in_one_call import FurtherLoss
@@ -69,6 +69,8 @@ def info_nce_in_one_call(
         "backend": backend,
         "formula": specification,
     }
+    # The loss is kept for later calls, so it holds no tensor of this one.
+    options = options | {"temperature": None}
     if with_further:
         loss = FurtherLoss(
             **shared,
@@ -165,6 +167,6 @@ class PairedLoss(NamedTuple):
     def __call__(self, anchors, candidates, *tensors):
         given = dict(zip(self.names, tensors, strict=True))
         tile = with_bias_and_guide(self.tile, anchors, self.backend, given)
-        scale = scale_of(self.temperature, given, anchors)
+        scale = scale_of(given.get("temperature", self.temperature), anchors)
         with explained_bias(tile.pairs.column_bias):
             return self.of_tile(tile, scale)(anchors, candidates)

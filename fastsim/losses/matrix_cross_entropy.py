@@ -28,6 +28,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.learnt import learnt_temperature
 from fastsim.engine.prepared import note_targets, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
@@ -41,7 +42,7 @@ from fastsim.pairs import (
     parse_targets,
 )
 from fastsim.records import replaced
-from fastsim.reduce import as_float, inverse, reduce
+from fastsim.reduce import as_float, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile_loss import TileLoss
 
@@ -136,34 +137,35 @@ def matrix_cross_entropy(
         return batch.reduce(losses, reduction)
     loss_of = partial(
         _loss,
-        temperature=temperature,
-        bias=bias,
+        candidate_bias=bias,
         cosine=similarity == "cosine",
         reduction=reduction,
         batch=batch,
         backend=chosen,
     )
-    loss = loss_of(x, y, targets)
+    learnt = learnt_temperature(temperature)
+    loss = loss_of(x, y, targets, **learnt.now(x))
     if group is None:
-        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss)
+        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss, learnt)
     return loss
 
 
 def _loss(
-    x, y, targets, *, temperature, bias, cosine, reduction, batch, backend, parse=parse_targets
+    x, y, targets, *, scale, candidate_bias, cosine, reduction, batch, backend, parse=parse_targets
 ):
     pairs = parse(targets, x.shape[0], batch.columns, x.device)
-    pairs = replaced(pairs, column_bias=bias)
+    pairs = replaced(pairs, column_bias=candidate_bias)
 
     def formula(scores, scale, _):
-        options = {"temperature": 1 / scale, "candidate_bias": bias, "reduction": "none"}
+        options = {"temperature": 1 / scale, "candidate_bias": candidate_bias}
+        options["reduction"] = "none"
         return matrix_cross_entropy_from_scores(scores, targets, **options)
 
     return tile_loss(
         replaced(_TILE, pairs=pairs, cosine=cosine),
         x,
         y,
-        scale=inverse(temperature, x),
+        scale=scale,
         weights=batch.row_weights(reduction, x),
         batch=batch,
         formula=formula,

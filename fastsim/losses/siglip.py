@@ -36,6 +36,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
+from fastsim.engine.learnt import NOT_LEARNT, Learnt, checked
 from fastsim.engine.prepared import note_targets, once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
@@ -138,17 +139,16 @@ def siglip(
         return batch.reduce(losses, reduction)
     loss_of = partial(
         _loss,
-        scale=scale,
-        bias=bias,
         positive_weight=positive_weight if weighed else None,
         cosine=similarity == "cosine",
         reduction=reduction,
         batch=batch,
         backend=chosen,
     )
-    loss = loss_of(x, y, targets)
+    learnt = _learnt(scale, bias)
+    loss = loss_of(x, y, targets, **learnt.now(x), learnt=learnt)
     if group is None:
-        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss)
+        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss, learnt)
     return loss
 
 
@@ -159,6 +159,7 @@ def _loss(
     *,
     scale,
     bias,
+    learnt=NOT_LEARNT,
     positive_weight,
     cosine,
     reduction,
@@ -180,8 +181,9 @@ def _loss(
         TileLoss("sigmoid", pairs, cosine=cosine, positive_weights=weights),
         x,
         y,
-        scale=_off_zero(scale, x),
+        scale=scale,
         bias=bias,
+        learnt=learnt,
         weights=batch.row_weights(reduction, x),
         batch=batch,
         formula=formula,
@@ -207,6 +209,22 @@ class SigLIP(LossModule):
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
+
+
+def _learnt(scale, bias):
+    """The `Learnt` of scale and bias."""
+    given = {"scale": scale, "bias": bias}
+    names = [name for name, value in given.items() if isinstance(value, Tensor)]
+    numbers = {name: value for name, value in given.items() if name not in names}
+
+    def scalars(x, *tensors):
+        values = numbers | dict(zip(names, tensors, strict=True))
+        for name in names:
+            values[name] = checked(name, values[name], x)
+        values["scale"] = _off_zero(values["scale"], x)
+        return values
+
+    return Learnt(tuple(given[name] for name in names), scalars)
 
 
 def _off_zero(scale, x):

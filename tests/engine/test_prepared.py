@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,28 @@ def _targeted(seed):
     return [*sides(seed), torch.randn(N, M, generator=fresh(seed + 60))]
 
 
+def learning(loss, *names):
+    """The loss with its last arguments under these names."""
+
+    def given(function):
+        def call(*tensors, **options):
+            count = len(tensors) - len(names)
+            learnt = dict(zip(names, tensors[count:], strict=True))
+            return function(*tensors[:count], **learnt, **options)
+
+        return call
+
+    call = given(loss)
+    call.__wrapped__ = given(loss.__wrapped__)
+    return call
+
+
+def _learnt(seed, *, count=1, dtype=torch.float32, sides=sides):
+    """Sides, and targets if `sides` makes any; then positive tensors of one."""
+    values = 0.1 + torch.rand(count, generator=fresh(seed + 80), dtype=torch.float64)
+    return [*sides(seed), *(value.to(dtype).requires_grad_() for value in values)]
+
+
 GROUPS = (torch.arange(N) % 3, torch.arange(M) % 3)
 EVERY_WAY = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 CALLS = {
@@ -97,6 +120,44 @@ CALLS = {
     "cosine_regression": (fastsim.cosine_regression, _labelled, {}),
     "angle": (fastsim.angle, _halved, {}),
 }
+_IN_FLOAT64 = partial(_learnt, dtype=torch.float64)
+LEARNT = {
+    "info_nce": (learning(fastsim.info_nce, "temperature"), _learnt, {}),
+    "info_nce in float64": (learning(fastsim.info_nce, "temperature"), _IN_FLOAT64, {}),
+    "symmetric": (learning(fastsim.info_nce, "temperature"), _learnt, {"symmetric": True}),
+    "guided": (
+        learning(fastsim.info_nce, "temperature"),
+        _learnt,
+        {"guide": (normal(N, 3), normal(M, 3))},
+    ),
+    "smoothed": (learning(fastsim.info_nce, "temperature"), _learnt, {"label_smoothing": 0.1}),
+    "decoupled": (learning(fastsim.decoupled_contrastive, "temperature"), _learnt, {}),
+    "debiased": (learning(fastsim.debiased_contrastive, "temperature"), _learnt, {}),
+    "matrix_cross_entropy": (
+        learning(fastsim.matrix_cross_entropy, "targets", "temperature"),
+        partial(_learnt, sides=_targeted),
+        {},
+    ),
+    "matrix_cross_entropy groups": (
+        learning(fastsim.matrix_cross_entropy, "temperature"),
+        _learnt,
+        {"targets": GROUPS},
+    ),
+    "siglip": (learning(fastsim.siglip, "scale", "bias"), partial(_learnt, count=2), {}),
+    "siglip in float64": (
+        learning(fastsim.siglip, "bias", "scale"),
+        partial(_IN_FLOAT64, count=2),
+        {},
+    ),
+    "siglip scale": (learning(fastsim.siglip, "scale"), _learnt, {}),
+    "siglip bias": (learning(fastsim.siglip, "bias"), _learnt, {}),
+    "siglip groups": (
+        learning(fastsim.siglip, "scale", "bias"),
+        partial(_learnt, count=2),
+        {"targets": GROUPS},
+    ),
+}
+CALLS |= {f"learnt {name}": call for name, call in LEARNT.items()}
 
 
 def results(loss, tensors, options):
@@ -283,6 +344,22 @@ def test_what_watches_or_transforms_goes_the_whole_way(usable):
     (again,) = torch.autograd.grad(fastsim.info_nce(x, y), x, create_graph=True)
     again.square().sum().backward()
     assert y.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_learnt_numbers_are_looked_at_each_time(name, usable):
+    usable("cpu")
+    loss, make, options = LEARNT[name]
+    count = sum(tensor.numel() == 1 for tensor in make(8))
+    loss(*make(8), **options)
+    for place in range(1, count + 1):
+        tensors = make(8)
+        tensors[-place] = tensors[-place].detach() * torch.nan
+        with pytest.raises(ValueError, match=r"^\w+: wanted a .*number, got nan"):
+            loss(*tensors, **options)
+        tensors[-place].requires_grad_()
+        with pytest.raises(ValueError, match=r"^\w+: wanted a .*number, got nan"):
+            loss(*tensors, **options)
 
 
 @pytest.mark.parametrize("loss", [fastsim.cosine_regression, fastsim.angle])
