@@ -16,6 +16,7 @@ from bench import (
     errors,
     gpu_kernels,
     gpu_table,
+    info_nce_arguments,
     large_batch,
     late_interaction,
     many_classes,
@@ -59,6 +60,9 @@ TABLES = {
     "late_interaction": tables.for_every_device(late_interaction.table, late_interaction.NAME),
     "drop_ins": drop_ins.table,
     "drop_ins_training": drop_ins.training_table,
+    "info_nce_arguments": tables.for_every_device(
+        info_nce_arguments.table, info_nce_arguments.NAME
+    ),
     "many_classes": tables.for_every_device(many_classes.table, many_classes.NAME),
     "large_batch": large_batch.table,
     "matryoshka": tables.for_every_device(matryoshka.table, matryoshka.NAME),

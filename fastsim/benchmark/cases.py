@@ -168,6 +168,24 @@ def _biased(x, y, bias, **options):
     return fastsim.info_nce(x, y, candidate_bias=bias, **options)
 
 
+def _with_temperature(rows, width, generator):
+    leaves, _ = _pairs(rows, width, generator)
+    return [*leaves, torch.tensor(0.05)], ()
+
+
+def _learnt_temperature(x, y, temperature, **options):
+    return fastsim.info_nce(x, y, temperature=temperature, **options)
+
+
+def _with_scale_and_bias(rows, width, generator):
+    leaves, _ = _pairs(rows, width, generator)
+    return [*leaves, torch.tensor(10.0), torch.tensor(-10.0)], ()
+
+
+def _learnt_scale_and_bias(x, y, scale, bias, **options):
+    return fastsim.siglip(x, y, scale=scale, bias=bias, **options)
+
+
 def prefixes(width):
     """The widths of a sweep over prefixes: 384, 256, 128 and 64 for a width of 384."""
     return tuple(dict.fromkeys(max(width * part // 6, min(width, 4)) for part in (6, 4, 2, 1)))
@@ -229,6 +247,7 @@ CASES = {
             (1, 4),
             SIZES,
         ),
+        Case("info_nce learnt", _learnt_temperature, _with_temperature, {}, (1, 3)),
         Case(
             "info_nce directions",
             fastsim.info_nce,
@@ -262,6 +281,7 @@ CASES = {
         Case("info_nce biased", _biased, _with_bias, {"temperature": 0.05}, (1, 3)),
         Case("info_nce prefixes", _prefixes, _pairs, {"temperature": 0.05}, (1, 3)),
         Case("siglip", fastsim.siglip, _pairs, {"scale": 10.0, "bias": -10.0}, (1, 3), SIZES),
+        Case("siglip learnt", _learnt_scale_and_bias, _with_scale_and_bias, {}, (1, 3)),
         Case("siglip groups", fastsim.siglip, _grouped, {"scale": 10.0, "bias": -10.0}, (1, 3)),
         Case(
             "siglip weighed",

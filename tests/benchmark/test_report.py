@@ -12,6 +12,7 @@ from bench import (
     drop_in_cases,
     drop_ins,
     figures,
+    info_nce_arguments,
     large_batch,
     many_classes,
     matryoshka,
@@ -297,6 +298,24 @@ def test_a_table_of_many_classes(folder, loss):
     kept.write(many_classes.NAME, rows, {"device": "here", "settings": {}})
     costs = "1,200 ms, 61 MB | 1,200 ms, 121 MB"
     assert many_classes.table("here").splitlines()[-1] == f"| {loss} | 20 | 90 | 8 | {costs} |"
+
+
+def test_a_table_of_arguments(folder, usable):
+    usable("cpu")
+    names = info_nce_arguments.ARGUMENTS
+    learnt, smoothed = ("temperature",), ("temperature", "label_smoothing")
+    rows = []
+    for place, choice in enumerate((learnt, smoothed)):
+        times = iter([1.0, 3.0 + place])
+        measured = info_nce_arguments.measured(choice, 6, 0.01)
+        rows += [row | {"repeats ms": [9.0, next(times)]} for row in measured]
+    assert not list(info_nce_arguments.measured(("symmetric", "directions"), 6, 0.01))
+    kept.write(info_nce_arguments.NAME, rows, {"device": "here", "settings": {}})
+    lines = info_nce_arguments.table("here").splitlines()
+    assert lines[0].startswith("6 rows, ")
+    of_learnt = [cell.strip() for cell in lines[4].split("|")[1:-1]]
+    assert of_learnt == ["nothing else", "3.00", *("-" for _ in names[1:])]
+    assert lines[-1].startswith("| `label_smoothing` | 4.00 | - |")
 
 
 def test_a_table_of_a_large_batch(folder):

@@ -45,6 +45,8 @@ MIRRORED = Held(mirrored=True)
 HELD = {
     "info_nce": IN_ONE_CALL,
     "info_nce biased": IN_ONE_CALL,
+    "info_nce learnt": IN_ONE_CALL,
+    "siglip learnt": IN_ONE_CALL,
     "siglip": IN_ONE_CALL,
     "siglip groups": IN_ONE_CALL,
     "siglip weighed": IN_ONE_CALL,

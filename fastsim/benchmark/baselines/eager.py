@@ -226,6 +226,7 @@ def triplet_margin(anchors, positives, negatives, margin):
 FORMULAS = {
     "info_nce": info_nce,
     "info_nce symmetric": symmetric_info_nce,
+    "info_nce learnt": info_nce,
     "info_nce directions": info_nce_directions,
     "info_nce own negatives": info_nce_own_negatives,
     "info_nce references": info_nce_references,
@@ -234,6 +235,7 @@ FORMULAS = {
     "info_nce biased": biased_info_nce,
     "info_nce prefixes": info_nce_prefixes,
     "siglip": siglip,
+    "siglip learnt": siglip,
     "siglip groups": grouped_siglip,
     "siglip weighed": weighed_siglip,
     "full_triplet": full_triplet,
