@@ -34,7 +34,7 @@ from fastsim.engine.gradients import (
     once_each,
     times_loss_gradient,
 )
-from fastsim.engine.learnt import NOT_LEARNT
+from fastsim.engine.later_calls import NOTHING
 from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.engine.passes import backward, forward
 from fastsim.engine.prepared import note
@@ -51,7 +51,7 @@ def tile_loss(
     *,
     scale,
     bias=0.0,
-    learnt=NOT_LEARNT,
+    given=NOTHING,
     weights=None,
     batch=None,
     formula,
@@ -62,7 +62,7 @@ def tile_loss(
     """The loss `tile` over the scores of x (N, D) and y (M, D), or None to compare x with itself.
 
     scale, bias: numbers or 0-d tensors.
-    learnt: the `Learnt` of the numbers that scale and bias follow from.
+    given: the `Given` of the caller's tensors beside x and y, for later calls.
     weights: (N,) asks for sum_i weights_i loss_i; None asks for the losses (N,).
     batch: the `Batch` over several processes of which x and y are this process's part; the pairs of
         the tile are then those of x with the columns of all processes. None: one process.
@@ -84,7 +84,7 @@ def tile_loss(
     one_call = OneCallLoss(tile, scale, bias, weights, formula, backend, for_metrics, prefixes)
     if alone and one_call.serves(x, y):
         loss = one_call(x, y)
-        note((x, x if y is None else y, *learnt.tensors), one_call.kept(learnt), loss)
+        note((x, x if y is None else y, *given.tensors), one_call.kept(given), loss)
         return loss
     run = partial(
         _loss,

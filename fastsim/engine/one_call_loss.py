@@ -56,15 +56,14 @@ class OneCallLoss(NamedTuple):
         options = self.weights, self.backend
         return one_call_serves(self.tile, *sizes, *options, with_metrics=with_metrics)
 
-    def kept(self, learnt):
-        """The loss as a function of x, y and the tensors of a `Learnt`."""
-        if not learnt.tensors:
+    def kept(self, given):
+        """The loss as a function of x, y and the tensors of a `Given`. It holds none of these."""
+        if not given.tensors:
             return self
-        bias = None if isinstance(self.bias, Tensor) else self.bias
-        without, scalars = self._replace(scale=None, bias=bias), learnt.scalars
+        without, fields = self._replace(**dict.fromkeys(given.names)), given.fields
 
         def loss(x, y, *tensors):
-            return without._replace(**scalars(x, *tensors))(x, y)
+            return without._replace(**fields(x, *tensors))(x, y)
 
         return loss
 

@@ -8,6 +8,7 @@ looked at the values of a tensor.
 """
 
 import functools
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +18,6 @@ import torch
 from fastsim.backends import default_name, panel
 from fastsim.backends.torch import compiled
 from fastsim.batch_metrics import in_metrics
-from fastsim.engine.learnt import NOT_LEARNT
 from fastsim.engine.one_call import panels_alone
 from fastsim.engine.sweep import asked_widths
 from fastsim.environment import Variable
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST = 256  # signatures of one loss; when more turn up, all are forgotten
-_VARIABLES = Variable(panel.VARIABLE), Variable(compiled.VARIABLE)
+_PANEL, _COMPILE = Variable(panel.VARIABLE), Variable(compiled.VARIABLE)
 _PLAIN = {int, float, bool, str, type(None)}
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 
@@ -46,21 +46,6 @@ def note(tensors, shortcut, loss):
     """Notes that `shortcut(*tensors)` computed `loss`, as it would for others of this signature."""
     for notes in _calls.open[-1:]:
         notes.append((tensors, shortcut, loss))
-
-
-def note_targets(x, y, targets, made, loss, learnt=NOT_LEARNT):
-    """`note` for the loss made(x, y, targets, **scalars).
-
-    targets: a matrix, or two vectors of groups. learnt: the `Learnt` of the scalars.
-    """
-    alone = not isinstance(targets, (tuple, list))
-    count, scalars = 1 if alone else len(targets), learnt.scalars
-
-    def shortcut(x, y, *given):
-        targets = given[0] if alone else given[:count]
-        return made(x, y, targets, **scalars(x, *given[count:]))
-
-    note((x, y, *([targets] if alone else targets), *learnt.tensors), shortcut, loss)
 
 
 def once_per_signature(function: Callable[P, R]) -> Callable[P, R]:
@@ -117,6 +102,8 @@ def _capturing(tensors):
 
 def _order(noted, tensors):
     """The place of each noted tensor among those of the call; None if they are not the same."""
+    if len(noted) == len(tensors) and all(map(operator.is_, noted, tensors)):
+        return [*range(len(noted))]
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     if len(noted) != len(tensors) or {*places} != {*map(id, noted)}:
         return None
@@ -164,4 +151,4 @@ def _state(tensors):
     on_cpu = not tensors or tensors[0].is_cpu
     products = float32_products("cpu" if on_cpu else "cuda")
     modes = in_metrics(), torch.is_inference_mode_enabled()
-    return default_name(), changes(), products, *modes, *(v.value() for v in _VARIABLES)
+    return default_name(), changes(), products, *modes, _PANEL.value(), _COMPILE.value()

@@ -16,7 +16,7 @@ from fastsim.backends.base import Backend
 from fastsim.batch_metrics import in_metrics
 from fastsim.distributed import join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.learnt import learnt_temperature
+from fastsim.engine.later_calls import given_temperature
 from fastsim.engine.log_sum_exp import log_sum_exp
 from fastsim.engine.one_call import panels_alone
 from fastsim.losses.further_candidates import (
@@ -222,7 +222,7 @@ def _candidate_losses(call, scale, weights=None):
         call.anchors,
         call.candidates,
         scale=scale,
-        learnt=learnt_temperature(call.options["temperature"]),
+        given=given_temperature(call.options["temperature"]),
         weights=weights,
         batch=call.batch,
         formula=formula,

@@ -1,7 +1,5 @@
 """What a loss that is kept for several calls takes from the tensors of each: bias and guide."""
 
-from contextlib import contextmanager
-
 from fastsim.checks import check_bias_numbers, check_constant
 from fastsim.pairs import Guide, as_bias
 from fastsim.records import replaced
@@ -35,12 +33,7 @@ def with_bias_and_guide(tile, anchors, backend, given):
     return tile if pairs is tile.pairs else replaced(tile, pairs=pairs)
 
 
-@contextmanager
-def explained_bias(bias):
-    """If the backend refuses the bias, an error that names the number; None: there is no bias."""
-    try:
-        yield
-    except RuntimeError:
-        if bias is not None:
-            check_bias_numbers("candidate_bias", bias)
-        raise
+def explain(tile):
+    """After an error of the backend: one that names the number, if a bias is the reason."""
+    if tile.pairs.column_bias is not None:
+        check_bias_numbers("candidate_bias", tile.pairs.column_bias)

@@ -27,7 +27,7 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.learnt import learnt_temperature
+from fastsim.engine.later_calls import given_temperature
 from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import Pairs, global_positives, parse_bias, parse_positives
@@ -126,7 +126,7 @@ def decoupled_contrastive(
         anchors,
         candidates,
         scale=inverse(temperature, anchors),
-        learnt=learnt_temperature(temperature),
+        given=given_temperature(temperature),
         weights=batch.row_weights(reduction, anchors),
         batch=batch,
         formula=formula,

@@ -15,9 +15,9 @@ from fastsim.backends import get
 from fastsim.backends.base import Backend
 from fastsim.batch_metrics import empty_totals, in_metrics, record_totals
 from fastsim.engine.gradients import as_scalar, times_loss_gradient
-from fastsim.engine.learnt import scale_of
+from fastsim.engine.later_calls import scale_of
 from fastsim.engine.one_call import panels_alone
-from fastsim.losses.call_tensors import explained_bias, with_bias_and_guide
+from fastsim.losses.call_tensors import explain, with_bias_and_guide
 from fastsim.losses.further_candidates import (
     DIRECTIONS,
     Further,
@@ -96,10 +96,13 @@ class FurtherLoss(NamedTuple):
         if self.by_formula:
             return further.in_plain_torch(*sides, references)
         wanted = any(isinstance(side, torch.Tensor) and side.requires_grad for side in sides)
-        with explained_bias(tile.pairs.column_bias):
+        try:
             if torch.is_grad_enabled() and wanted:
                 return _Further.apply(*sides, references, further)
             return further.value(*sides, references, self.weight, (False,) * 4)[0]
+        except RuntimeError:
+            explain(tile)
+            raise
 
     def value(
         self, anchors, candidates, own, scale, references, weights, needs_grad, *, for_metrics=True

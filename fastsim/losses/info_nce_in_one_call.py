@@ -8,10 +8,10 @@ import torch
 
 from fastsim.backends.base import Backend
 from fastsim.distributed import join
-from fastsim.engine.learnt import scale_of
+from fastsim.engine.later_calls import scale_of
 from fastsim.engine.one_call_loss import OneCallLoss
 from fastsim.losses.call_tensors import (
-    explained_bias,
+    explain,
     placeholders,
     with_bias_and_guide,
 )
@@ -168,5 +168,8 @@ class PairedLoss(NamedTuple):
         given = dict(zip(self.names, tensors, strict=True))
         tile = with_bias_and_guide(self.tile, anchors, self.backend, given)
         scale = scale_of(given.get("temperature", self.temperature), anchors)
-        with explained_bias(tile.pairs.column_bias):
+        try:
             return self.of_tile(tile, scale)(anchors, candidates)
+        except RuntimeError:
+            explain(tile)
+            raise

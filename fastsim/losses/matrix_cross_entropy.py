@@ -28,8 +28,8 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.learnt import learnt_temperature
-from fastsim.engine.prepared import note_targets, once_per_signature
+from fastsim.engine.later_calls import given_targets, given_temperature
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     Pairs,
@@ -42,7 +42,7 @@ from fastsim.pairs import (
     parse_targets,
 )
 from fastsim.records import replaced
-from fastsim.reduce import as_float, reduce
+from fastsim.reduce import as_float, inverse, reduce
 from fastsim.scores import dense_scores
 from fastsim.tile_loss import TileLoss
 
@@ -135,43 +135,31 @@ def matrix_cross_entropy(
         targets = gather_targets(targets, batch)
         losses = matrix_cross_entropy_from_scores(scores, targets, **options, reduction="none")
         return batch.reduce(losses, reduction)
-    loss_of = partial(
-        _loss,
-        candidate_bias=bias,
-        cosine=similarity == "cosine",
-        reduction=reduction,
-        batch=batch,
-        backend=chosen,
-    )
-    learnt = learnt_temperature(temperature)
-    loss = loss_of(x, y, targets, **learnt.now(x))
-    if group is None:
-        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss, learnt)
-    return loss
-
-
-def _loss(
-    x, y, targets, *, scale, candidate_bias, cosine, reduction, batch, backend, parse=parse_targets
-):
-    pairs = parse(targets, x.shape[0], batch.columns, x.device)
-    pairs = replaced(pairs, column_bias=candidate_bias)
-
-    def formula(scores, scale, _):
-        options = {"temperature": 1 / scale, "candidate_bias": candidate_bias}
-        options["reduction"] = "none"
-        return matrix_cross_entropy_from_scores(scores, targets, **options)
-
+    tile_of = partial(_tile, columns=batch.columns, bias=bias, cosine=similarity == "cosine")
+    later = partial(tile_of, parse=known_targets)
     return tile_loss(
-        replaced(_TILE, pairs=pairs, cosine=cosine),
-        x,
-        y,
-        scale=scale,
+        x=x,
+        y=y,
+        **tile_of(x, targets),
+        scale=inverse(temperature, x),
+        given=given_targets(targets, later, given_temperature(temperature)),
         weights=batch.row_weights(reduction, x),
         batch=batch,
-        formula=formula,
-        backend=backend,
+        backend=chosen,
         summed=True,
     )
+
+
+def _tile(x, targets, *, columns, bias, cosine, parse=parse_targets):
+    """The `TileLoss` for these targets, and its formula."""
+
+    def formula(scores, scale, _):
+        options = {"temperature": 1 / scale, "candidate_bias": bias, "reduction": "none"}
+        return matrix_cross_entropy_from_scores(scores, targets, **options)
+
+    pairs = parse(targets, x.shape[0], columns, x.device)
+    pairs = replaced(pairs, column_bias=bias)
+    return {"tile": replaced(_TILE, pairs=pairs, cosine=cosine), "formula": formula}
 
 
 class MatrixCrossEntropy(LossModule):

@@ -19,7 +19,8 @@ from fastsim.backends import pick
 from fastsim.checks import check_reduction, check_scores, check_sides
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.prepared import note_targets, once_per_signature
+from fastsim.engine.later_calls import given_targets
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     Pairs,
@@ -92,33 +93,29 @@ def matrix_mse(
         scores = dense_cosines(*batch.gather_both(x, y), chosen)
         losses = matrix_mse_from_scores(scores, gather_targets(targets, batch), reduction="none")
         return batch.reduce(losses, reduction)
-    loss_of = partial(_loss, reduction=reduction, batch=batch, backend=chosen)
-    loss = loss_of(x, y, targets)
-    if group is None:
-        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss)
-    return loss
+    columns, weights = batch.columns, batch.row_weights(reduction, x)
+    losses = tile_loss(
+        x=x,
+        y=y,
+        **_tile(x, targets, columns=columns),
+        scale=1.0,
+        given=given_targets(targets, partial(_tile, columns=columns, parse=known_targets)),
+        weights=None if weights is None else weights / columns,
+        batch=batch,
+        backend=chosen,
+        summed=weights is not None,
+    )
+    return losses / columns if weights is None else losses
 
 
-def _loss(x, y, targets, *, reduction, batch, backend, parse=parse_targets):
-    columns = batch.columns
-    pairs = parse(targets, x.shape[0], columns, x.device)
-    weights = batch.row_weights(reduction, x)
+def _tile(x, targets, *, columns, parse=parse_targets):
+    """The `TileLoss` for these targets, and the formula of the sum over each row."""
 
     def formula(scores, *_):
         return columns * matrix_mse_from_scores(scores, targets, reduction="none")
 
-    losses = tile_loss(
-        replaced(_TILE, pairs=pairs),
-        x,
-        y,
-        scale=1.0,
-        weights=None if weights is None else weights / columns,
-        batch=batch,
-        formula=formula,
-        backend=backend,
-        summed=weights is not None,
-    )
-    return losses / columns if weights is None else losses
+    pairs = parse(targets, x.shape[0], columns, x.device)
+    return {"tile": replaced(_TILE, pairs=pairs), "formula": formula}
 
 
 class MatrixMSE(LossModule):

@@ -36,8 +36,8 @@ from fastsim.checks import (
 )
 from fastsim.distributed import batchwise, join
 from fastsim.engine.autograd import tile_loss
-from fastsim.engine.learnt import NOT_LEARNT, Learnt, checked
-from fastsim.engine.prepared import note_targets, once_per_signature
+from fastsim.engine.later_calls import Given, checked, given_targets
+from fastsim.engine.prepared import once_per_signature
 from fastsim.losses.module import LossModule
 from fastsim.pairs import (
     check_own_targets,
@@ -137,37 +137,33 @@ def siglip(
         options |= {"positive_weight": positive_weight, "reduction": "none"}
         losses = siglip_from_scores(scores, gather_targets(targets, batch), **options)
         return batch.reduce(losses, reduction)
-    loss_of = partial(
-        _loss,
+    tile_of = partial(
+        _tile,
         positive_weight=positive_weight if weighed else None,
         cosine=similarity == "cosine",
-        reduction=reduction,
         batch=batch,
         backend=chosen,
     )
-    learnt = _learnt(scale, bias)
-    loss = loss_of(x, y, targets, **learnt.now(x), learnt=learnt)
-    if group is None:
-        note_targets(x, y, targets, partial(loss_of, parse=known_targets), loss, learnt)
-    return loss
+    later = partial(tile_of, parse=known_targets)
+    return tile_loss(
+        x=x,
+        y=y,
+        **tile_of(x, targets),
+        scale=_off_zero(scale, x),
+        bias=bias,
+        given=given_targets(targets, later, _given_scalars(scale, bias)),
+        weights=batch.row_weights(reduction, x),
+        batch=batch,
+        backend=chosen,
+        summed=True,
+    )
 
 
-def _loss(
-    x,
-    y,
-    targets,
-    *,
-    scale,
-    bias,
-    learnt=NOT_LEARNT,
-    positive_weight,
-    cosine,
-    reduction,
-    batch,
-    backend,
-    parse=parse_targets,
-):
-    """positive_weight: "row", "both", or None for weights of 1."""
+def _tile(x, targets, *, positive_weight, cosine, batch, backend, parse=parse_targets):
+    """The `TileLoss` for these targets, and its formula.
+
+    positive_weight: "row", "both", or None for weights of 1.
+    """
     pairs = parse(targets, x.shape[0], batch.columns, x.device)
     weights = None
     if positive_weight is not None:
@@ -177,19 +173,23 @@ def _loss(
     def formula(scores, scale, bias):
         return _losses(scores * scale + bias, pairs, weights)
 
-    return tile_loss(
-        TileLoss("sigmoid", pairs, cosine=cosine, positive_weights=weights),
-        x,
-        y,
-        scale=scale,
-        bias=bias,
-        learnt=learnt,
-        weights=batch.row_weights(reduction, x),
-        batch=batch,
-        formula=formula,
-        backend=backend,
-        summed=True,
-    )
+    tile = TileLoss("sigmoid", pairs, cosine=cosine, positive_weights=weights)
+    return {"tile": tile, "formula": formula}
+
+
+def _given_scalars(scale, bias):
+    """The `Given` of scale and bias."""
+    given = {"scale": scale, "bias": bias}
+    given = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    names = tuple(given)
+
+    def fields(x, *tensors):
+        values = {n: checked(n, t, x) for n, t in zip(names, tensors, strict=True)}
+        if "scale" in values:
+            values["scale"] = _off_zero(values["scale"], x)
+        return values
+
+    return Given(tuple(given.values()), fields, names)
 
 
 class SigLIP(LossModule):
@@ -209,22 +209,6 @@ class SigLIP(LossModule):
         backend: str | None = None,
     ) -> None:
         super().__init__(locals())
-
-
-def _learnt(scale, bias):
-    """The `Learnt` of scale and bias."""
-    given = {"scale": scale, "bias": bias}
-    names = [name for name, value in given.items() if isinstance(value, Tensor)]
-    numbers = {name: value for name, value in given.items() if name not in names}
-
-    def scalars(x, *tensors):
-        values = numbers | dict(zip(names, tensors, strict=True))
-        for name in names:
-            values[name] = checked(name, values[name], x)
-        values["scale"] = _off_zero(values["scale"], x)
-        return values
-
-    return Learnt(tuple(given[name] for name in names), scalars)
 
 
 def _off_zero(scale, x):
