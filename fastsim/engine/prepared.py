@@ -4,7 +4,7 @@ For a small batch, checking the arguments and building the records of the loss t
 loss. Both depend on the signature (shapes, dtypes, numbers, names, settings), not on the values in
 the tensors. So the first call with a signature leaves a shortcut, a function of the tensors alone,
 and later calls use it. A loss decides itself whether there is a shortcut (`note`): not if it has
-looked at the values of a tensor.
+looked at values of a tensor at which the shortcut does not look again.
 """
 
 import functools

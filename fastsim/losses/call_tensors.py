@@ -34,6 +34,6 @@ def with_bias_and_guide(tile, anchors, backend, given):
 
 
 def explain(tile):
-    """After an error of the backend: one that names the number, if a bias is the reason."""
+    """Raises an error that names the number if a bias is why the backend refused the loss."""
     if tile.pairs.column_bias is not None:
         check_bias_numbers("candidate_bias", tile.pairs.column_bias)

@@ -10,11 +10,7 @@ from fastsim.backends.base import Backend
 from fastsim.distributed import join
 from fastsim.engine.later_calls import scale_of
 from fastsim.engine.one_call_loss import OneCallLoss
-from fastsim.losses.call_tensors import (
-    explain,
-    placeholders,
-    with_bias_and_guide,
-)
+from fastsim.losses.call_tensors import explain, placeholders, with_bias_and_guide
 from fastsim.losses.further_in_one_call import FurtherLoss
 from fastsim.pairs import Pairs, parse_bias, parse_exclude, parse_positives
 from fastsim.tile_loss import TileLoss
