@@ -17,7 +17,7 @@ from fastsim.batch_metrics import empty_totals, in_metrics, record_totals
 from fastsim.engine.gradients import as_scalar, times_loss_gradient
 from fastsim.engine.later_calls import scale_of
 from fastsim.engine.one_call import panels_alone
-from fastsim.losses.call_tensors import explain, with_bias_and_guide
+from fastsim.losses.call_tensors import explain, with_tensors
 from fastsim.losses.further_candidates import (
     DIRECTIONS,
     Further,
@@ -36,9 +36,10 @@ from fastsim.tile_loss import TileLoss
 class FurtherLoss(NamedTuple):
     """The loss as a function of anchors (N, D), candidates (M, D) and the tensors in `names`.
 
-    tile: the softmax over the candidates, with empty tensors in the places of bias and guide.
-    names: of the tensors that follow the candidates: "temperature", "candidate_bias",
-        "own_negatives", "references", "guide_rows", "guide_columns".
+    tile: the softmax over the candidates, with empty tensors in the places of those in `names`.
+    names: of the tensors that follow the candidates: "temperature", "positives", "row_ids",
+        "column_ids", "candidate_bias", "own_negatives", "references", "guide_rows",
+        "guide_columns".
     temperature: a number; None if it is among the tensors.
     directions: those of the loss.
     weight: the weight of each row's loss in the reduction; None for "none".
@@ -87,7 +88,7 @@ class FurtherLoss(NamedTuple):
         given = dict(zip(self.names, tensors, strict=True))
         own, references = given.get("own_negatives"), given.get("references")
         references = None if references is None else references.detach()
-        tile = with_bias_and_guide(self.tile, anchors, self.backend, given)
+        tile = with_tensors(self.tile, anchors, candidates, self.backend, given)
         scale = scale_of(given.get("temperature", self.temperature), anchors)
         if isinstance(scale, torch.Tensor):
             scale = as_scalar(scale, compute_dtype(anchors), anchors.device)

@@ -195,8 +195,7 @@ def info_nce(
         return batch_info_nce(*arguments, **more, group=group)
     function, tensors = one_call
     loss = function(*tensors)
-    if positives is None and exclude is None:  # otherwise their values have been looked at
-        note(tensors, function, loss)
+    note(tensors, function, loss)
     return loss
 
 

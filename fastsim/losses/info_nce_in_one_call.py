@@ -1,4 +1,4 @@
-"""InfoNCE in one call: with a guide, a bias, further candidates, label smoothing."""
+"""InfoNCE in one call: with positives, pairs that are left out or biased, further candidates."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,8 @@ from fastsim.backends.base import Backend
 from fastsim.distributed import join
 from fastsim.engine.later_calls import scale_of
 from fastsim.engine.one_call_loss import OneCallLoss
-from fastsim.losses.call_tensors import explain, placeholders, with_bias_and_guide
+from fastsim.engine.sweep import asked_widths
+from fastsim.losses.call_tensors import explain, placeholders, with_tensors
 from fastsim.losses.further_in_one_call import FurtherLoss
 from fastsim.pairs import Pairs, parse_bias, parse_exclude, parse_positives
 from fastsim.tile_loss import TileLoss
@@ -35,18 +36,25 @@ def info_nce_in_one_call(
 
     All arguments but `exclude` and the values of `positives` and `candidate_bias` are checked.
 
-    tensors: anchors (N, D) and candidates (M, D); then those of temperature, bias (M,), own
-        negatives (N, K, D), references (R, D) and guide (two) that are present.
+    tensors: anchors (N, D) and candidates (M, D); then those of temperature, positives (N,), ids
+        (N,) and (M,), bias (M,), own negatives (N, K, D), references (R, D) and guide (two) that
+        are present.
     options: the options of `specification`, the specification of the loss.
     """
-    pairs_change = any(value is not None for value in (exclude, guide, candidate_bias))
+    pairs_change = any(v is not None for v in (positives, exclude, guide, candidate_bias))
     with_further = further.present or options["label_smoothing"]
-    if not (with_further or guide is not None or candidate_bias is not None):
+    if not (with_further or pairs_change) or (len(further.directions) > 1 and pairs_change):
         return None
-    if len(further.directions) > 1 and (positives is not None or pairs_change):
-        return None
+    if asked_widths() is not None and not with_further and guide is None and candidate_bias is None:
+        return None  # for a sum over prefixes
+    sides = anchors, candidates, positives
+    tile = _tile(*sides, guide, exclude, candidate_bias, options, similarity)
+    row_ids, column_ids = (None, None) if exclude is None else exclude
     given = {
         "temperature": options["temperature"],
+        "positives": positives,
+        "row_ids": row_ids,
+        "column_ids": column_ids,
         "candidate_bias": candidate_bias,
         "own_negatives": further.own_negatives,
         "references": further.references,
@@ -55,8 +63,6 @@ def info_nce_in_one_call(
     }
     given = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     tensors = anchors, candidates, *given.values()
-    sides = anchors, candidates, positives
-    tile = _tile(*sides, guide, exclude, candidate_bias, options, similarity)
     batch = join(None, "info_nce", anchors, candidates)
     shared = {
         "names": tuple(given),
@@ -83,14 +89,18 @@ def info_nce_in_one_call(
 
 
 def _tile(anchors, candidates, positives, guide, exclude, bias, options, similarity):
-    """The `TileLoss` with empty tensors in the places of the guide and the bias."""
+    """The `TileLoss` with empty tensors in the places of those given (`with_tensors`)."""
     sizes = anchors.shape[0], candidates.shape[0], anchors.device
     if bias is not None:
         bias = parse_bias(bias, sizes[1], anchors)
     guide, bias = placeholders(guide, bias, options)
-    row_ids, column_ids = parse_exclude(exclude, *sizes)
+    own, (row_ids, column_ids) = parse_positives(positives, *sizes), parse_exclude(exclude, *sizes)
+    if positives is not None:
+        own = own.new_empty(0)
+    if exclude is not None:
+        row_ids, column_ids = row_ids.new_empty(0), column_ids.new_empty(0)
     pairs = Pairs(
-        parse_positives(positives, *sizes),
+        own,
         row_ids,
         column_ids,
         exclude_above=options["exclude_above"],
@@ -128,7 +138,7 @@ def _smoothed(tile, candidates, label_smoothing):
 class PairedLoss(NamedTuple):
     """The loss as a function of anchors (N, D), candidates (M, D) and the tensors in `names`.
 
-    The fields are those of `FurtherLoss`. The tensors are a bias, a guide or both.
+    The fields are those of `FurtherLoss`.
     """
 
     tile: TileLoss
@@ -162,7 +172,7 @@ class PairedLoss(NamedTuple):
 
     def __call__(self, anchors, candidates, *tensors):
         given = dict(zip(self.names, tensors, strict=True))
-        tile = with_bias_and_guide(self.tile, anchors, self.backend, given)
+        tile = with_tensors(self.tile, anchors, candidates, self.backend, given)
         scale = scale_of(given.get("temperature", self.temperature), anchors)
         try:
             return self.of_tile(tile, scale)(anchors, candidates)

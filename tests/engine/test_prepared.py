@@ -79,6 +79,26 @@ def _learnt(seed, *, count=1, dtype=torch.float32, sides=sides):
     return [*sides(seed), *(value.to(dtype).requires_grad_() for value in values)]
 
 
+def _placed(seed):
+    """Sides, and positives."""
+    return [*sides(seed), torch.randint(0, M, (N,), generator=fresh(seed + 90))]
+
+
+def _with_ids(seed):
+    """Sides, and ids of rows and of columns."""
+    ids = (torch.randint(0, 4, (n,), generator=fresh(seed + 95)) for n in (N, M))
+    return [*sides(seed), *ids]
+
+
+def excluding(x, y, row_ids, column_ids, **options):
+    return fastsim.info_nce(x, y, exclude=(row_ids, column_ids), **options)
+
+
+def _excluding_anew(x, y, row_ids, column_ids, **options):
+    return fastsim.info_nce.__wrapped__(x, y, exclude=(row_ids, column_ids), **options)
+
+
+excluding.__wrapped__ = _excluding_anew
 GROUPS = (torch.arange(N) % 3, torch.arange(M) % 3)
 EVERY_WAY = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 CALLS = {
@@ -120,6 +140,18 @@ CALLS = {
     "cosine_regression": (fastsim.cosine_regression, _labelled, {}),
     "angle": (fastsim.angle, _halved, {}),
 }
+PLACED = {
+    "alone": {},
+    "symmetric": {"symmetric": True},
+    "smoothed": {"label_smoothing": 0.1},
+    "guided": {"guide": (normal(N, 3), normal(M, 3))},
+    "biased": {"candidate_bias": normal(M)},
+    "own": {"own_negatives": normal(N, 2, D), "exclude_above": 0.1},
+}
+for _name, _options in PLACED.items():
+    CALLS[f"positives {_name}"] = (fastsim.info_nce, _placed, _options)
+    if _name != "smoothed":  # which refuses ids
+        CALLS[f"ids {_name}"] = (excluding, _with_ids, _options)
 _IN_FLOAT64 = partial(_learnt, dtype=torch.float64)
 LEARNT = {
     "info_nce": (learning(fastsim.info_nce, "temperature"), _learnt, {}),
@@ -386,6 +418,16 @@ def test_a_bias_is_looked_at_each_time(usable):
         fastsim.info_nce(x, y, candidate_bias=bias.clone().requires_grad_())
     with pytest.raises(ValueError, match="candidate_bias: wanted 9 numbers, one per column, got 8"):
         fastsim.info_nce(x, y, candidate_bias=bias[:8])
+
+
+@pytest.mark.parametrize("options", PLACED.values(), ids=PLACED)
+def test_positives_are_looked_at_each_time(options, usable):
+    usable("cpu")
+    x, y, positives = _placed(9)
+    fastsim.info_nce(x, y, positives, **options)
+    for outside in (-1, M):
+        with pytest.raises(ValueError, match=f"positives: wanted .*{outside}"):
+            fastsim.info_nce(x, y, positives.index_fill(0, torch.tensor([3]), outside), **options)
 
 
 @pytest.mark.parametrize("variable", ["FASTSIM_PANEL_MB", "FASTSIM_COMPILE", "FASTSIM_BACKEND"])
