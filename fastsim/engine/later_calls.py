@@ -11,9 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastsim.checks import can_be_read, check_number
+from fastsim.checks import check_number
 from fastsim.precision import compute_dtype
 from fastsim.reduce import inverse
+
+_USUAL = 1e-30  # between this and its inverse a number is fit for every use
+_WITH_VALUES = {Tensor, torch.nn.Parameter}  # others may have none, as those of torch.compile
 
 
 class Given(NamedTuple):
@@ -70,11 +73,13 @@ def scale_of(temperature, x):
 
 def checked(name, value, x, *, positive=False):
     """A tensor of one, whose value is checked. It becomes a number in the compute type of x where
-    that saves operations: on a CPU, without a gradient.
+    that saves operations: on a CPU, without a gradient. Not for tensors inside torch.func.
     """
-    if (torch.is_grad_enabled() and value.requires_grad) or not can_be_read(value):
+    learnt = value.requires_grad and torch.is_grad_enabled()
+    if learnt or not value.is_cpu or type(value) not in _WITH_VALUES:
         check_number(name, value, positive=positive)
         return value
-    number, dtype = value.item(), compute_dtype(x)
-    check_number(name, number, positive=positive)
-    return number if value.dtype == dtype else value.to(dtype).item()
+    number = value.item()
+    if not _USUAL < number < 1 / _USUAL:
+        check_number(name, number, positive=positive)
+    return number if value.dtype is x.dtype else value.to(compute_dtype(x)).item()

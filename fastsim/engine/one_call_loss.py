@@ -60,10 +60,11 @@ class OneCallLoss(NamedTuple):
         """The loss as a function of x, y and the tensors of a `Given`. It holds none of these."""
         if not given.tensors:
             return self
-        without, fields = self._replace(**dict.fromkeys(given.names)), given.fields
+        fields, names = given.fields, given.names
+        others = {name: value for name, value in self._asdict().items() if name not in names}
 
         def loss(x, y, *tensors):
-            return without._replace(**fields(x, *tensors))(x, y)
+            return OneCallLoss(**others, **fields(x, *tensors))(x, y)
 
         return loss
 
