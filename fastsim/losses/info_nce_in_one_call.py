@@ -46,7 +46,7 @@ def info_nce_in_one_call(
     if not (with_further or pairs_change) or (len(further.directions) > 1 and pairs_change):
         return None
     if asked_widths() is not None and not with_further and guide is None and candidate_bias is None:
-        return None  # for a sum over prefixes
+        return None  # `tile_loss` may sum it over prefixes
     sides = anchors, candidates, positives
     tile = _tile(*sides, guide, exclude, candidate_bias, options, similarity)
     row_ids, column_ids = (None, None) if exclude is None else exclude
